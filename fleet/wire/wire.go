@@ -1,0 +1,128 @@
+// Package wire holds the names that travel between Envoy, clients and
+// Fairlead: header names, dynamic-metadata namespaces and keys, and the names
+// of the clusters that belong to Fairlead itself. It holds constants only.
+package wire
+
+// Request headers that clients may send.
+const (
+	// HeaderRouteStrategy asks for "legacy" or "dynamic" routing; on an answer
+	// it names the strategy that was really used.
+	HeaderRouteStrategy = "x-route-strategy"
+	// HeaderMaxTokens and its spellings declare an output budget in tokens.
+	HeaderMaxTokens     = "max_tokens"
+	HeaderXMaxTokens    = "x-max-tokens"
+	HeaderMaxTokensDash = "max-tokens"
+	// HeaderTemperature and HeaderTopK are validated and recorded, nothing else.
+	HeaderTemperature = "temperature"
+	HeaderTopK        = "top_k"
+	// HeaderSessionAffinity is an opaque key; requests with equal keys draw the
+	// same arm of a split.
+	HeaderSessionAffinity = "x-session-affinity"
+	// HeaderRequestID is Envoy's and the client's correlation id.
+	HeaderRequestID = "x-request-id"
+)
+
+// Headers that Fairlead or Envoy set and that no client may send.
+const (
+	// ReservedPrefix covers every header of Fairlead's own; Envoy removes
+	// client-sent ones before any filter runs.
+	ReservedPrefix = "x-fairlead-"
+	// HeaderDecision carries the decision id to the upstream, into the access
+	// log and back to the client.
+	HeaderDecision = "x-fairlead-decision"
+	// HeaderDraw is the per-request random value that Envoy sets for the draw
+	// among a split's pools; routes hide it from upstreams.
+	HeaderDraw = "x-fairlead-draw"
+	// HeaderServedBy, on an answer, names the pool that answered.
+	HeaderServedBy = "x-fairlead-served-by"
+	// HeaderExecutionGraph, on an answer, is the digest of the plan that decided.
+	HeaderExecutionGraph = "x-execution-graph-id"
+	// HeaderGatewayDestination is the Endpoint Picker Protocol's header; a
+	// client that could set it could choose its own target.
+	HeaderGatewayDestination = "x-gateway-destination-endpoint"
+	// HeaderAttemptCount is Envoy's attempt number, counted from 1.
+	HeaderAttemptCount = "x-envoy-attempt-count"
+	// HeaderPerTryTimeout bounds the wait for response headers of each attempt,
+	// in milliseconds.
+	HeaderPerTryTimeout = "x-envoy-upstream-rq-per-try-timeout-ms"
+)
+
+// Headers of a 429 answer.
+const (
+	HeaderRetryAfterMs           = "retry-after-ms"
+	HeaderRetryAfter             = "retry-after"
+	HeaderRecommendedConcurrency = "x-recommended-concurrency"
+	HeaderShouldRetry            = "x-should-retry"
+)
+
+// Dynamic-metadata namespaces.
+const (
+	// NamespacePeek holds the body's top-level fields as json_to_metadata found
+	// them; Envoy forwards it to ext_proc.
+	NamespacePeek = "fairlead.peek"
+	// NamespaceSteer holds KeyHosts: "ip:port[,ip:port…]" in attempt order.
+	NamespaceSteer = "fairlead.steer"
+	// NamespaceGroups holds a priority_group override.
+	NamespaceGroups = "fairlead.groups"
+	// NamespaceLog holds what answers and access logs show of a decision.
+	NamespaceLog = "fairlead.log"
+	// NamespaceServed holds KeyHost, the endpoint Envoy's load balancer chose.
+	NamespaceServed = "fairlead.served"
+)
+
+// Keys inside the namespaces.
+const (
+	KeyHosts    = "hosts"
+	KeyHost     = "host"
+	KeyDecision = "decision"
+	KeyPlan     = "plan"
+	KeyStrategy = "strategy"
+	KeyReason   = "reason"
+	// KeyRequestID is the request id the client gets back.
+	KeyRequestID = "request_id"
+
+	// Keys of NamespacePeek.
+	KeyMaxTokens           = "max_tokens"
+	KeyMaxCompletionTokens = "max_completion_tokens"
+	KeyMaxOutputTokens     = "max_output_tokens"
+	KeyModel               = "model"
+	KeyStream              = "stream"
+	KeyPromptCacheKey      = "prompt_cache_key"
+	// KeyError is true when the body could not be parsed (broken JSON, or a
+	// content type that is not JSON).
+	KeyError = "error"
+)
+
+// Names of Fairlead's own clusters. Pool names can't contain an underscore, so
+// they never collide with these.
+const (
+	ClusterXDS       = "fairlead_xds"
+	ClusterExtProc   = "fairlead_extproc"
+	ClusterAccessLog = "fairlead_accesslog"
+)
+
+// Names of the gRPC access logs.
+const (
+	// LogUpstream carries UpstreamPoolReady and UpstreamEnd entries, one pair
+	// per attempt.
+	LogUpstream = "fairlead.upstream"
+	// LogDownstream carries DownstreamEnd and DownstreamPeriodic entries.
+	LogDownstream = "fairlead.downstream"
+	// TagAttempt and TagDecision are custom tags of upstream entries, taken
+	// from HeaderAttemptCount and HeaderDecision.
+	TagAttempt  = "attempt"
+	TagDecision = "decision"
+)
+
+// Attributes that Envoy sends with a request.
+const (
+	AttributeClusterName = "xds.cluster_name"
+	AttributeRouteName   = "xds.route_name"
+	AttributeSource      = "source.address"
+	// AttributesKey is the filter name under which they come.
+	AttributesKey = "envoy.filters.http.ext_proc"
+)
+
+// NodeListen is the key of a node's metadata that names the listening address
+// of this sidecar ("127.0.0.1:9001").
+const NodeListen = "fairlead.listen"
