@@ -1,0 +1,168 @@
+// Package plan turns fleet state into an immutable Plan and requests into
+// decisions. It is pure: no clock, no I/O, no protobuf, no goroutine. The same
+// Inputs compile to the same Plan with the same digest, and the same (plan,
+// class, seed, live counts) give the same Decision.
+//
+// Invariants: a Plan is never written after Compile; Decide takes constant time
+// as long as an endpoint below its limit is among the first few draws, and
+// allocates nothing.
+package plan
+
+import (
+	"net/netip"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// Inputs is everything a plan depends on.
+type Inputs struct {
+	// Tick counts the telemetry ticks that led here; it is part of the digest.
+	Tick   uint64
+	Pools  []PoolInput
+	Routes []RouteInput
+}
+
+// PoolInput is one pool at one tick.
+type PoolInput struct {
+	Name      string
+	Tier      string
+	Endpoints []EndpointInput
+}
+
+// EndpointInput is one endpoint at one tick.
+type EndpointInput struct {
+	Address netip.AddrPort
+	// Slot indexes the live counter of this endpoint; stable for the life of
+	// the process.
+	Slot uint32
+	// Weight ≥ 0 is the share of new requests relative to the pool's other
+	// endpoints; 0 means none (ejected or draining).
+	Weight float64
+	// MaxInFlight bounds concurrent attempts; 0 means unlimited.
+	MaxInFlight int32
+	// KVFree is the free part of the KV cache in tokens, or −1 if unknown.
+	KVFree fleet.Tokens
+	Risk   fleet.Risk
+	State  fleet.State
+}
+
+// RouteInput is one route at one tick.
+type RouteInput struct {
+	Name           string
+	Dialect        fleet.Dialect
+	Strategy       fleet.Strategy
+	ClientStrategy fleet.ClientStrategy
+	TrustDeclared  bool
+	// DefaultBudget is the output budget of requests that declare none.
+	DefaultBudget fleet.Tokens
+	// FirstTokenMillis, if not 0, is the per-attempt limit for streaming
+	// requests.
+	FirstTokenMillis uint32
+	// Split are the pools of the first group, in draw order.
+	Split []string
+	// Fallback are the pools after those of the split.
+	Fallback []string
+}
+
+// Live reports how many attempts are in flight on an endpoint's slot.
+type Live interface {
+	InFlight(slot uint32) int32
+}
+
+// RouteID and PoolID index a Plan's routes and pools.
+type (
+	RouteID int16
+	PoolID  int16
+)
+
+// NoPool stands for no pool.
+const NoPool PoolID = -1
+
+// Class is what a decision needs to know of a request.
+type Class struct {
+	Route RouteID
+	// Arm is the pool that Envoy drew; NoPool if unknown.
+	Arm      PoolID
+	Level    fleet.BurstLevel
+	Strategy fleet.Strategy
+	// Generates is false for paths that do not generate tokens: such requests
+	// are steered but never shed.
+	Generates bool
+}
+
+// Action is what to do with a request.
+type Action uint8
+
+// Actions.
+const (
+	ActionSteer  Action = iota + 1 // name the endpoints
+	ActionLeave                    // let Envoy choose
+	ActionRefuse                   // answer 429
+)
+
+// Reason says why; one enum for logs, metric labels, headers and records.
+type Reason uint8
+
+// Reasons.
+const (
+	ReasonWeighted      Reason = iota + 1 // two weighted draws, fewer in flight won
+	ReasonLegacy                          // the strategy is legacy
+	ReasonUnknownRoute                    // the plan doesn't know the route
+	ReasonNoPlan                          // no plan yet
+	ReasonNoTelemetry                     // weights are plain capacity: no telemetry source or none young enough
+	ReasonPoolEmpty                       // moved: the drawn pool has no endpoint to send to
+	ReasonSpill                           // moved: every endpoint of the drawn pool is at its limit
+	ReasonAllBusy                         // refused: every endpoint that may serve is at its limit
+	ReasonNothingAlive                    // no pool of the chain has an endpoint; left to Envoy
+	reasonCount
+)
+
+var reasonNames = [reasonCount]string{
+	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
+	"pool_empty", "spill", "all_busy", "nothing_alive",
+}
+
+func (r Reason) String() string {
+	if r >= reasonCount {
+		r = 0
+	}
+	return reasonNames[r]
+}
+
+// Reasons lists all valid reasons, for metric label sets.
+func Reasons() []Reason {
+	out := make([]Reason, 0, reasonCount-1)
+	for r := Reason(1); r < reasonCount; r++ {
+		out = append(out, r)
+	}
+	return out
+}
+
+// MaxAttempts bounds the length of a decision's host list.
+const MaxAttempts = 8
+
+// Pick is one entry of the host list.
+type Pick struct {
+	Pool     PoolID
+	Endpoint int32 // index inside the pool
+}
+
+// Decision is the outcome of Decide. It is a value without pointers.
+type Decision struct {
+	Action Action
+	Reason Reason
+	// Arm is the pool that serves the first attempt.
+	Arm PoolID
+	// Moved is true when Arm is not the pool Envoy drew: other groups must be
+	// named and the route cache cleared.
+	Moved bool
+	// Picks[:N] are the endpoints in attempt order, over all groups of the
+	// chain; Picks[0] is the choice.
+	Picks [MaxAttempts]Pick
+	N     uint8
+	// RunnerUp is the candidate that lost, for records; equal to Picks[0] when
+	// both draws fell on one endpoint.
+	RunnerUp Pick
+	// LiveChosen and LiveRunnerUp are the counts that were compared.
+	LiveChosen, LiveRunnerUp int32
+}
