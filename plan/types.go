@@ -105,15 +105,15 @@ type Reason uint8
 
 // Reasons.
 const (
-	ReasonWeighted      Reason = iota + 1 // two weighted draws, fewer in flight won
-	ReasonLegacy                          // the strategy is legacy
-	ReasonUnknownRoute                    // the plan doesn't know the route
-	ReasonNoPlan                          // no plan yet
-	ReasonNoTelemetry                     // weights are plain capacity: no telemetry source or none young enough
-	ReasonPoolEmpty                       // moved: the drawn pool has no endpoint to send to
-	ReasonSpill                           // moved: every endpoint of the drawn pool is at its limit
-	ReasonAllBusy                         // refused: every endpoint that may serve is at its limit
-	ReasonNothingAlive                    // no pool of the chain has an endpoint; left to Envoy
+	ReasonWeighted     Reason = iota + 1 // two weighted draws, fewer in flight won
+	ReasonLegacy                         // the strategy is legacy
+	ReasonUnknownRoute                   // the plan doesn't know the route
+	ReasonNoPlan                         // no plan yet
+	ReasonNoTelemetry                    // weights are plain capacity: no telemetry source or none young enough
+	ReasonPoolEmpty                      // moved: the drawn pool has no endpoint to send to
+	ReasonSpill                          // moved: every endpoint of the drawn pool is at its limit
+	ReasonAllBusy                        // refused: every endpoint that may serve is at its limit
+	ReasonNothingAlive                   // no pool of the chain has an endpoint; left to Envoy
 	reasonCount
 )
 
