@@ -1,0 +1,92 @@
+package admin
+
+import "time"
+
+// Proxy is one sidecar as `fairlead proxy-status` shows it.
+type Proxy struct {
+	Node      string      `json:"node"`
+	Group     string      `json:"group"`
+	Listen    string      `json:"listen"`
+	Connected bool        `json:"connected"`
+	Since     time.Time   `json:"since"`
+	Types     []ProxyType `json:"types"`
+}
+
+// ProxyType is the state of one resource type at one sidecar.
+type ProxyType struct {
+	Type string `json:"type"` // CDS, EDS, LDS, RDS
+	// State is SYNCED (everything sent is acknowledged), STALE (sent and not
+	// answered yet) or NACKED (refused; Reason says why).
+	State   string    `json:"state"`
+	Reason  string    `json:"reason,omitempty"`
+	LastAck time.Time `json:"last_ack,omitzero"`
+}
+
+// Fleet is what Fairlead knows of all pools at one moment.
+type Fleet struct {
+	At time.Time `json:"at"`
+	// Plan is the digest of the plan in force, "" before the first.
+	Plan   string `json:"plan"`
+	Tick   uint64 `json:"tick"`
+	Scorer string `json:"scorer"`
+	Pools  []Pool `json:"pools"`
+}
+
+// Pool is one pool of a Fleet.
+type Pool struct {
+	Name      string     `json:"name"`
+	Tier      string     `json:"tier"`
+	Endpoints []Endpoint `json:"endpoints"`
+}
+
+// Endpoint is one endpoint of a Pool.
+type Endpoint struct {
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	// Risk is the last raw score, 0 … 1; Known is false when there is none.
+	Risk  float64 `json:"risk"`
+	Known bool    `json:"risk_known"`
+	State string  `json:"state"`
+	// Why says what the state or weight rests on.
+	Why string `json:"why,omitempty"`
+	// Weight is relative to the pool; Share is its part of the pool's new
+	// requests, 0 … 1.
+	Weight   float64 `json:"weight"`
+	Share    float64 `json:"share"`
+	InFlight int32   `json:"in_flight"`
+	// TelemetryAge is in seconds, −1 before the first sample.
+	TelemetryAge float64 `json:"telemetry_age_s"`
+	KVUsage      float64 `json:"kv_usage"`
+	Running      float64 `json:"running"`
+	Waiting      float64 `json:"waiting"`
+}
+
+// Split is the division of one route's requests among pools.
+type Split struct {
+	Route string `json:"route"`
+	// File is the config's own split; Effective what is published.
+	File      []Weight `json:"file"`
+	Effective []Weight `json:"effective"`
+	// ByHand is true when Effective was set by `rollout set`.
+	ByHand bool      `json:"by_hand"`
+	Since  time.Time `json:"since,omitzero"`
+}
+
+// Weight is one arm of a Split, in the order of the draw.
+type Weight struct {
+	Pool string `json:"pool"`
+	// Weight is as given; BasisPoints as published, of 10,000.
+	Weight      uint32 `json:"weight"`
+	BasisPoints uint32 `json:"basis_points"`
+}
+
+// SetSplit is the body of PUT /api/v1/splits/{route}. Pools left out keep their
+// present weight.
+type SetSplit struct {
+	Weights map[string]uint32 `json:"weights"`
+}
+
+// Problem is the body of every answer that is not a success.
+type Problem struct {
+	Error string `json:"error"`
+}
