@@ -114,12 +114,13 @@ const (
 	ReasonSpill                          // moved: every endpoint of the drawn pool is at its limit
 	ReasonAllBusy                        // refused: every endpoint that may serve is at its limit
 	ReasonNothingAlive                   // no pool of the chain has an endpoint; left to Envoy
+	ReasonUnknownArm                     // the route splits and the drawn pool is unknown; left to Envoy
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
-	"pool_empty", "spill", "all_busy", "nothing_alive",
+	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm",
 }
 
 func (r Reason) String() string {
@@ -156,6 +157,13 @@ type Decision struct {
 	// Moved is true when Arm is not the pool Envoy drew: other groups must be
 	// named and the route cache cleared.
 	Moved bool
+	// Regroup is true when Picks is not in step with the route's own groups: a
+	// Moved decision, or one that leaves out a later pool of the chain because
+	// it has no endpoint to send to. Then one group per entry of Picks has to be
+	// named, or Envoy's retries burn entries meant for later groups. Only Moved
+	// needs the route cache cleared: retries follow named groups without that
+	// (measured on Envoy 1.40.0).
+	Regroup bool
 	// Picks[:N] are the endpoints in attempt order, over all groups of the
 	// chain; Picks[0] is the choice.
 	Picks [MaxAttempts]Pick

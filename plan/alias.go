@@ -1,0 +1,122 @@
+package plan
+
+import (
+	"math"
+	"math/bits"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// table draws an endpoint by weight in constant time: an alias table after
+// M. D. Vose, "A linear algorithm for generating random numbers with a given
+// distribution" (IEEE TSE 17(9), 1991).
+type table struct {
+	// cells[i].self are the candidates, each once and in endpoint order.
+	cells []cell
+}
+
+// cell yields self when the coin is below threshold, otherwise alias.
+type cell struct {
+	threshold uint32
+	self      int32
+	alias     int32
+}
+
+// draw maps 64 uniform bits to a candidate. The upper half of bits·n is the
+// cell and the lower half, uniform inside the cell, is the coin: the error of a
+// share is below 2⁻³².
+func (t *table) draw(random uint64) int32 {
+	i, coin := bits.Mul64(random, uint64(len(t.cells)))
+	c := &t.cells[i]
+	if uint32(coin>>32) < c.threshold {
+		return c.self
+	}
+	return c.alias
+}
+
+// levelTables builds the tables of one pool. A level's table leaves out
+// endpoints whose free KV cache is known to be smaller than the level's upper
+// budget, unless that would leave none.
+func levelTables(in []EndpointInput) [fleet.BurstLevels]*table {
+	var out [fleet.BurstLevels]*table
+	everyone := candidates(in, math.MinInt64)
+	if len(everyone) == 0 {
+		return out
+	}
+	base := newTable(in, everyone)
+	last, lastSize := base, len(everyone)
+	for level := range out {
+		fitting := candidates(in, fleet.BurstLevel(level).UpperBudget())
+		// Upper budgets rise with the level, so the sets are nested: equal
+		// sizes are equal sets.
+		switch len(fitting) {
+		case 0:
+			last, lastSize = base, len(everyone)
+		case lastSize:
+		case len(everyone):
+			last, lastSize = base, len(everyone)
+		default:
+			last, lastSize = newTable(in, fitting), len(fitting)
+		}
+		out[level] = last
+	}
+	return out
+}
+
+// candidates lists the endpoints with weight whose free KV cache is unknown or
+// holds need tokens.
+func candidates(in []EndpointInput, need fleet.Tokens) []int32 {
+	out := make([]int32, 0, len(in))
+	for i := range in {
+		e := &in[i]
+		if e.Weight > 0 && (e.KVFree < 0 || e.KVFree >= need) {
+			out = append(out, int32(i))
+		}
+	}
+	return out
+}
+
+// newTable builds the table over the endpoints of set, which is not empty and
+// whose weights are finite and above 0.
+func newTable(in []EndpointInput, set []int32) *table {
+	n := len(set)
+	// Dividing by the largest weight first keeps the sum finite.
+	largest := 0.0
+	for _, e := range set {
+		largest = max(largest, in[e].Weight)
+	}
+	sum := 0.0
+	for _, e := range set {
+		sum += in[e].Weight / largest
+	}
+	share := make([]float64, n) // in units of 1/n
+	order := make([]int32, n)   // small ones from the left, large ones from the right
+	small, large := 0, n
+	for i, e := range set {
+		share[i] = in[e].Weight / largest / sum * float64(n)
+		if share[i] < 1 {
+			order[small] = int32(i)
+			small++
+		} else {
+			large--
+			order[large] = int32(i)
+		}
+	}
+	cells := make([]cell, n)
+	for i, e := range set {
+		cells[i] = cell{threshold: math.MaxUint32, self: e, alias: e}
+	}
+	for small > 0 && large < n {
+		small--
+		s, l := order[small], order[large]
+		cells[s].threshold = uint32(share[s] * (1 << 32)) // share < 1, so it fits
+		cells[s].alias = cells[l].self
+		share[l] -= 1 - share[s]
+		if share[l] < 1 {
+			large++
+			order[small] = l
+			small++
+		}
+	}
+	return &table{cells: cells}
+}

@@ -1,0 +1,314 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"net/netip"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// Plan is what decisions are made from during one tick. It is immutable and
+// safe for any number of concurrent readers; publish it through an
+// atomic.Pointer.
+type Plan struct {
+	tick       uint64
+	digest     string
+	pools      []pool
+	routes     []route
+	poolIndex  map[string]PoolID
+	routeIndex map[string]RouteID
+}
+
+// pool keeps what the hot path reads of every candidate (endpoints) apart from
+// what is read once per decision (addresses), so that the former stays in the
+// CPU's cache at 10,000 endpoints.
+type pool struct {
+	name      string
+	endpoints []endpoint
+	addresses []address
+	// tables holds one table per burst level; nil in a pool without any
+	// endpoint of weight > 0. Levels with equal candidates share one table.
+	tables [fleet.BurstLevels]*table
+	// steered is the reason of a plain choice in this pool.
+	steered Reason
+}
+
+type endpoint struct {
+	slot uint32
+	max  int32 // 0: unlimited
+}
+
+type address struct {
+	at   netip.AddrPort
+	text string
+}
+
+type route struct {
+	info     RouteInfo
+	split    []PoolID
+	fallback []PoolID
+	advice   routeAdvice
+}
+
+// RouteInfo is what others need to know of a route. It is read-only.
+type RouteInfo struct {
+	Name           string
+	Dialect        fleet.Dialect
+	Strategy       fleet.Strategy
+	ClientStrategy fleet.ClientStrategy
+	TrustDeclared  bool
+	// DefaultBudget is the output budget of requests that declare none.
+	DefaultBudget fleet.Tokens
+	// FirstTokenMillis, if not 0, is the per-attempt limit for streaming
+	// requests.
+	FirstTokenMillis uint32
+}
+
+// maxItems bounds pools and routes, whose ids are 16 bits wide, and keeps
+// endpoint indexes far inside theirs.
+const (
+	maxItems     = math.MaxInt16
+	maxEndpoints = 1 << 24
+)
+
+// Compile builds the plan of one tick. It copies all it keeps of in. It fails
+// only on inputs that no valid configuration and no healthy scorer can produce:
+// duplicate names or addresses, an invalid address, a weight or risk that is
+// not a finite number ≥ 0, a negative limit, a route with a pool that is not
+// there or without any pool. After an error the previous plan stays in use.
+func Compile(in Inputs) (*Plan, error) {
+	if len(in.Pools) > maxItems || len(in.Routes) > maxItems {
+		return nil, fmt.Errorf("compile plan: %d pools and %d routes; accepted: at most %d of each", len(in.Pools), len(in.Routes), maxItems)
+	}
+	p := &Plan{
+		tick:       in.Tick,
+		digest:     digest(in),
+		pools:      make([]pool, len(in.Pools)),
+		routes:     make([]route, len(in.Routes)),
+		poolIndex:  make(map[string]PoolID, len(in.Pools)),
+		routeIndex: make(map[string]RouteID, len(in.Routes)),
+	}
+	for i := range in.Pools {
+		name := in.Pools[i].Name
+		if _, found := p.poolIndex[name]; found {
+			return nil, fmt.Errorf("compile plan: two pools are named %q", name)
+		}
+		p.poolIndex[name] = PoolID(i)
+		if err := p.pools[i].compile(&in.Pools[i]); err != nil {
+			return nil, fmt.Errorf("compile plan: pool %q: %w", name, err)
+		}
+	}
+	for i := range in.Routes {
+		name := in.Routes[i].Name
+		if _, found := p.routeIndex[name]; found {
+			return nil, fmt.Errorf("compile plan: two routes are named %q", name)
+		}
+		p.routeIndex[name] = RouteID(i)
+		if err := p.compileRoute(&p.routes[i], &in.Routes[i], in.Pools); err != nil {
+			return nil, fmt.Errorf("compile plan: route %q: %w", name, err)
+		}
+	}
+	return p, nil
+}
+
+// digest is the first 64 bits of the SHA-256 of the canonical encoding: enough
+// to tell the some thousand plans of a retention window apart, short enough for
+// a header.
+func digest(in Inputs) string {
+	sum := sha256.Sum256(in.AppendCanonical(nil))
+	return hex.EncodeToString(sum[:8])
+}
+
+func (pl *pool) compile(in *PoolInput) error {
+	n := len(in.Endpoints)
+	if n > maxEndpoints {
+		return fmt.Errorf("%d endpoints; accepted: at most %d", n, maxEndpoints)
+	}
+	pl.name = in.Name
+	pl.endpoints = make([]endpoint, n)
+	seen := make(map[netip.AddrPort]struct{}, n)
+	for i := range in.Endpoints {
+		e := &in.Endpoints[i]
+		if err := checkEndpoint(e); err != nil {
+			return fmt.Errorf("endpoint %d (%s): %w", i, e.Address, err)
+		}
+		if _, found := seen[e.Address]; found {
+			return fmt.Errorf("endpoint %d: address %s occurs twice", i, e.Address)
+		}
+		seen[e.Address] = struct{}{}
+		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight}
+	}
+	pl.addresses = formatAddresses(in.Endpoints)
+	pl.tables = levelTables(in.Endpoints)
+	pl.steered = ReasonWeighted
+	if allUnknown(in.Endpoints) {
+		pl.steered = ReasonNoTelemetry
+	}
+	return nil
+}
+
+func checkEndpoint(e *EndpointInput) error {
+	switch {
+	case !e.Address.IsValid():
+		return fmt.Errorf("the address is not valid")
+	case !(e.Weight >= 0) || math.IsInf(e.Weight, 1):
+		return fmt.Errorf("weight is %v; accepted: a finite number of at least 0", e.Weight)
+	case !(e.Risk >= 0 && e.Risk <= 1):
+		return fmt.Errorf("risk is %v; accepted: 0 to 1", float64(e.Risk))
+	case e.MaxInFlight < 0:
+		return fmt.Errorf("limit in flight is %d; accepted: at least 0 (0 is unlimited)", e.MaxInFlight)
+	case e.KVFree < -1:
+		return fmt.Errorf("free KV tokens are %d; accepted: at least 0, or -1 for unknown", e.KVFree)
+	}
+	return nil
+}
+
+// formatAddresses writes all addresses into one string and cuts it up: one
+// allocation instead of one per endpoint and tick.
+func formatAddresses(in []EndpointInput) []address {
+	out := make([]address, len(in))
+	ends := make([]int, len(in))
+	text := make([]byte, 0, 24*len(in))
+	for i := range in {
+		text = in[i].Address.AppendTo(text)
+		ends[i] = len(text)
+	}
+	all, start := string(text), 0
+	for i, end := range ends {
+		out[i] = address{at: in[i].Address, text: all[start:end]}
+		start = end
+	}
+	return out
+}
+
+// allUnknown reports whether nothing is known of any endpoint that may be
+// chosen.
+func allUnknown(in []EndpointInput) bool {
+	for i := range in {
+		if in[i].Weight > 0 && in[i].State != fleet.StateUnknown {
+			return false
+		}
+	}
+	return true
+}
+
+func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
+	if len(in.Split) == 0 {
+		return fmt.Errorf("the split has no pool")
+	}
+	var err error
+	if r.split, err = p.resolve(in.Split); err != nil {
+		return fmt.Errorf("split: %w", err)
+	}
+	for i, id := range r.split {
+		for _, other := range r.split[:i] {
+			if id == other {
+				return fmt.Errorf("split: pool %q occurs twice", in.Split[i])
+			}
+		}
+	}
+	if r.fallback, err = p.resolve(in.Fallback); err != nil {
+		return fmt.Errorf("fallback: %w", err)
+	}
+	r.info = RouteInfo{
+		Name:             in.Name,
+		Dialect:          in.Dialect,
+		Strategy:         in.Strategy,
+		ClientStrategy:   in.ClientStrategy,
+		TrustDeclared:    in.TrustDeclared,
+		DefaultBudget:    in.DefaultBudget,
+		FirstTokenMillis: in.FirstTokenMillis,
+	}
+	r.advice = compileAdvice(r, pools)
+	return nil
+}
+
+func (p *Plan) resolve(names []string) ([]PoolID, error) {
+	out := make([]PoolID, len(names))
+	for i, name := range names {
+		id, found := p.poolIndex[name]
+		if !found {
+			return nil, fmt.Errorf("there is no pool %q", name)
+		}
+		out[i] = id
+	}
+	return out, nil
+}
+
+// Tick returns the tick of the inputs.
+func (p *Plan) Tick() uint64 { return p.tick }
+
+// Digest returns 16 hex digits that name the inputs: equal inputs have equal
+// digests in every process.
+func (p *Plan) Digest() string { return p.digest }
+
+// Route returns the id of a route.
+func (p *Plan) Route(name string) (RouteID, bool) {
+	id, found := p.routeIndex[name]
+	return id, found
+}
+
+// Pool returns the id of a pool.
+func (p *Plan) Pool(name string) (PoolID, bool) {
+	id, found := p.poolIndex[name]
+	return id, found
+}
+
+// RouteInfo returns a route's facts, or nil if the plan doesn't know it. The
+// caller must not write to it.
+func (p *Plan) RouteInfo(id RouteID) *RouteInfo {
+	if r := p.route(id); r != nil {
+		return &r.info
+	}
+	return nil
+}
+
+// PoolName returns a pool's name, or "" if the plan doesn't know it.
+func (p *Plan) PoolName(id PoolID) string {
+	if pl := p.pool(id); pl != nil {
+		return pl.name
+	}
+	return ""
+}
+
+// Address returns the address of a pick, or the zero value if there is none.
+func (p *Plan) Address(pick Pick) netip.AddrPort {
+	if a := p.address(pick); a != nil {
+		return a.at
+	}
+	return netip.AddrPort{}
+}
+
+// AddressText returns "ip:port" of a pick, or "" if there is none. It doesn't
+// allocate.
+func (p *Plan) AddressText(pick Pick) string {
+	if a := p.address(pick); a != nil {
+		return a.text
+	}
+	return ""
+}
+
+func (p *Plan) address(pick Pick) *address {
+	pl := p.pool(pick.Pool)
+	if pl == nil || uint(pick.Endpoint) >= uint(len(pl.addresses)) {
+		return nil
+	}
+	return &pl.addresses[pick.Endpoint]
+}
+
+func (p *Plan) pool(id PoolID) *pool {
+	if uint(id) >= uint(len(p.pools)) {
+		return nil
+	}
+	return &p.pools[id]
+}
+
+func (p *Plan) route(id RouteID) *route {
+	if uint(id) >= uint(len(p.routes)) {
+		return nil
+	}
+	return &p.routes[id]
+}
