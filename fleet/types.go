@@ -221,3 +221,14 @@ type Outcome struct {
 	ResponseBytes int64
 	At            time.Time // arrival
 }
+
+// ParseStrategy reads "legacy" or "dynamic".
+func ParseStrategy(s string) (Strategy, error) {
+	switch s {
+	case "legacy":
+		return StrategyLegacy, nil
+	case "dynamic":
+		return StrategyDynamic, nil
+	}
+	return 0, fmt.Errorf("%q; accepted: legacy, dynamic", s)
+}
