@@ -26,11 +26,16 @@ type ProxyType struct {
 type Fleet struct {
 	At time.Time `json:"at"`
 	// Plan is the digest of the plan in force, "" before the first.
-	Plan   string `json:"plan"`
-	Tick   uint64 `json:"tick"`
-	Scorer string `json:"scorer"`
-	Pools  []Pool `json:"pools"`
+	Plan string `json:"plan"`
+	Tick uint64 `json:"tick"`
+	// Compiled is when that plan was made.
+	Compiled time.Time `json:"compiled,omitzero"`
+	Scorer   string    `json:"scorer"`
+	Pools    []Pool    `json:"pools"`
 }
+
+// PlanAge is the age of the plan at the moment At.
+func (f Fleet) PlanAge() time.Duration { return f.At.Sub(f.Compiled) }
 
 // Pool is one pool of a Fleet.
 type Pool struct {
