@@ -43,22 +43,20 @@ type routeAdvice struct {
 func compileAdvice(r *route, pools []PoolInput) routeAdvice {
 	room := 0.0
 	counted := make(map[PoolID]bool)
-	for _, ids := range [][]PoolID{r.split, r.fallback} {
-		for _, id := range ids {
-			if counted[id] {
+	for _, id := range r.chains[0] {
+		if counted[id] {
+			continue
+		}
+		counted[id] = true
+		for _, e := range pools[id].Endpoints {
+			if e.Weight <= 0 {
 				continue
 			}
-			counted[id] = true
-			for _, e := range pools[id].Endpoints {
-				if e.Weight <= 0 {
-					continue
-				}
-				limit := e.MaxInFlight
-				if limit == 0 {
-					limit = unlimitedInFlight
-				}
-				room += float64(limit) * (1 - float64(e.Risk))
+			limit := e.MaxInFlight
+			if limit == 0 {
+				limit = unlimitedInFlight
 			}
+			room += float64(limit) * (1 - float64(e.Risk))
 		}
 	}
 	// At least one token, and no more than makes a minute: budgets come from a
@@ -105,9 +103,8 @@ func (p *Plan) Advice(c Class, live Live, seed uint64) Advice {
 // limited endpoints.
 func (p *Plan) load(r *route, rng *draws, live Live) float64 {
 	var inFlight, limit int64
-	ch := chain{first: NoPool, split: r.split, fallback: r.fallback}
-	for pos := range ch.len() {
-		pl := &p.pools[ch.at(pos)]
+	for _, id := range r.chains[0] {
+		pl := &p.pools[id]
 		n := len(pl.endpoints)
 		if n == 0 {
 			continue

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"math"
-	"math/bits"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -22,13 +21,13 @@ type cell struct {
 	alias     int32
 }
 
-// draw maps 64 uniform bits to a candidate. The upper half of bits·n is the
-// cell and the lower half, uniform inside the cell, is the coin: the error of a
-// share is below 2⁻³².
-func (t *table) draw(random uint64) int32 {
-	i, coin := bits.Mul64(random, uint64(len(t.cells)))
-	c := &t.cells[i]
-	if uint32(coin>>32) < c.threshold {
+// draw maps 32 uniform bits to a candidate. The upper half of random·n is the
+// cell and the lower half, uniform inside the cell, is the coin. The coin moves
+// in steps of n, so a share is off by at most 2⁻³² of the whole.
+func (t *table) draw(random uint32) int32 {
+	at := uint64(random) * uint64(len(t.cells))
+	c := &t.cells[at>>32]
+	if uint32(at) < c.threshold {
 		return c.self
 	}
 	return c.alias

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -47,10 +48,11 @@ type address struct {
 }
 
 type route struct {
-	info     RouteInfo
-	split    []PoolID
-	fallback []PoolID
-	advice   routeAdvice
+	info RouteInfo
+	// chains has one entry per pool of the split: that pool, the split's other
+	// pools in rotation after it, the fallback.
+	chains [][]PoolID
+	advice routeAdvice
 }
 
 // RouteInfo is what others need to know of a route. It is read-only.
@@ -199,19 +201,21 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 	if len(in.Split) == 0 {
 		return fmt.Errorf("the split has no pool")
 	}
-	var err error
-	if r.split, err = p.resolve(in.Split); err != nil {
+	split, err := p.resolve(in.Split)
+	if err != nil {
 		return fmt.Errorf("split: %w", err)
 	}
-	for i, id := range r.split {
-		for _, other := range r.split[:i] {
-			if id == other {
-				return fmt.Errorf("split: pool %q occurs twice", in.Split[i])
-			}
+	for i, id := range split {
+		if slices.Contains(split[:i], id) {
+			return fmt.Errorf("split: pool %q occurs twice", in.Split[i])
 		}
 	}
-	if r.fallback, err = p.resolve(in.Fallback); err != nil {
+	fallback, err := p.resolve(in.Fallback)
+	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
+	}
+	for i := range split {
+		r.chains = append(r.chains, slices.Concat(split[i:], split[:i], fallback))
 	}
 	r.info = RouteInfo{
 		Name:             in.Name,

@@ -37,7 +37,7 @@ const (
 // An endpoint at its limit is not chosen while another candidate is below; a
 // pool whose endpoints are all at their limits passes the request on to the
 // next pool of the chain.
-func (p *Plan) Decide(c Class, seed uint64, live Live) Decision {
+func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if live == nil {
 		live = idle{}
 	}
@@ -50,18 +50,19 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) Decision {
 	if c.Strategy != fleet.StrategyDynamic {
 		return p.decideLegacy(r, c, &rng, live)
 	}
-	ch, known := p.chain(r, c.Arm)
+	ch, known := r.chain(c.Arm)
 	if !known {
 		return leave(c.Arm, ReasonUnknownArm)
 	}
-	for pos := range ch.len() {
-		pl := &p.pools[ch.at(pos)]
+	for pos, id := range ch {
+		pl := &p.pools[id]
 		t := pl.tables[level]
 		if t == nil {
 			continue
 		}
 		if got, full := pl.choose(t, &rng, live); !full {
-			return p.steer(ch, pos, got, level, &rng, live)
+			p.steer(&d, ch, pos, got, level, &rng, live)
+			return d
 		}
 	}
 	return p.decideFull(ch, c, level, &rng, live)
@@ -77,10 +78,7 @@ func leave(arm PoolID, why Reason) Decision {
 // chain counts, also those of weight 0.
 func (p *Plan) decideLegacy(r *route, c Class, rng *draws, live Live) Decision {
 	if c.Generates {
-		ch, known := p.chain(r, c.Arm)
-		if !known {
-			ch = chain{split: r.split, fallback: r.fallback, first: NoPool}
-		}
+		ch, _ := r.chain(c.Arm) // all chains of a route have the same pools
 		if p.everyEndpointFull(ch, rng, live) {
 			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: c.Arm}
 		}
@@ -90,10 +88,10 @@ func (p *Plan) decideLegacy(r *route, c Class, rng *draws, live Live) Decision {
 
 // everyEndpointFull is false for a chain without endpoints: such requests get
 // Envoy's own 503, since no capacity exists that could be waited for.
-func (p *Plan) everyEndpointFull(ch chain, rng *draws, live Live) bool {
+func (p *Plan) everyEndpointFull(ch []PoolID, rng *draws, live Live) bool {
 	any := false
-	for pos := range ch.len() {
-		pl := &p.pools[ch.at(pos)]
+	for _, id := range ch {
+		pl := &p.pools[id]
 		if len(pl.endpoints) == 0 {
 			continue
 		}
@@ -107,17 +105,18 @@ func (p *Plan) everyEndpointFull(ch chain, rng *draws, live Live) bool {
 
 // decideFull is for requests that no pool has room for, or that no pool can
 // serve at all.
-func (p *Plan) decideFull(ch chain, c Class, level fleet.BurstLevel, rng *draws, live Live) Decision {
-	for pos := range ch.len() {
-		pl := &p.pools[ch.at(pos)]
+func (p *Plan) decideFull(ch []PoolID, c Class, level fleet.BurstLevel, rng *draws, live Live) (d Decision) {
+	for pos, id := range ch {
+		pl := &p.pools[id]
 		t := pl.tables[level]
 		if t == nil {
 			continue
 		}
 		if c.Generates {
-			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: ch.at(0)}
+			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: ch[0]}
 		}
-		return p.steer(ch, pos, pl.leastLoaded(t, rng, live), level, rng, live)
+		p.steer(&d, ch, pos, pl.leastLoaded(t, rng, live), level, rng, live)
+		return d
 	}
 	return leave(c.Arm, ReasonNothingAlive)
 }
@@ -152,7 +151,7 @@ func (pl *pool) choose(t *table, rng *draws, live Live) (got choice, full bool) 
 // is the first of them.
 func (pl *pool) chooseOther(t *table, got choice, rng *draws, live Live) (_ choice, full bool) {
 	for range furtherDraws {
-		e := t.draw(rng.next())
+		e := t.drawOne(rng)
 		if n := live.InFlight(pl.endpoints[e].slot); !pl.endpoints[e].full(n) {
 			got.won, got.liveWon = e, n
 			return got, false
@@ -195,11 +194,11 @@ func (t *table) candidate(i int) int32 { return t.cells[i].self }
 // leastLoaded takes the endpoint with the fewest own sends in flight out of a
 // few draws, whether or not it is at its limit.
 func (pl *pool) leastLoaded(t *table, rng *draws, live Live) choice {
-	first := t.draw(rng.next())
+	first := t.drawOne(rng)
 	n := live.InFlight(pl.endpoints[first].slot)
 	got := choice{won: first, lost: first, liveWon: n, liveLost: n}
 	for range 1 + furtherDraws {
-		e := t.draw(rng.next())
+		e := t.drawOne(rng)
 		if n := live.InFlight(pl.endpoints[e].slot); n < got.liveWon {
 			got.lost, got.liveLost = got.won, got.liveWon
 			got.won, got.liveWon = e, n
@@ -211,45 +210,39 @@ func (pl *pool) leastLoaded(t *table, rng *draws, live Live) choice {
 func (e *endpoint) full(inFlight int32) bool { return e.max > 0 && inFlight >= e.max }
 
 // steer fills the decision for a choice in the pool at pos.
-func (p *Plan) steer(ch chain, pos int, got choice, level fleet.BurstLevel, rng *draws, live Live) Decision {
-	arm := ch.at(pos)
+func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, level fleet.BurstLevel, rng *draws, live Live) {
+	arm := ch[pos]
 	pl := &p.pools[arm]
-	d := Decision{
-		Action:       ActionSteer,
-		Reason:       pl.steered,
-		Arm:          arm,
-		Moved:        pos > 0,
-		Regroup:      pos > 0,
-		RunnerUp:     Pick{Pool: arm, Endpoint: got.lost},
-		LiveChosen:   got.liveWon,
-		LiveRunnerUp: got.liveLost,
-	}
+	d.Action, d.Reason, d.Arm = ActionSteer, pl.steered, arm
+	d.Moved, d.Regroup = pos > 0, pos > 0
+	d.RunnerUp = Pick{Pool: arm, Endpoint: got.lost}
+	d.LiveChosen, d.LiveRunnerUp = got.liveWon, got.liveLost
 	d.add(Pick{Pool: arm, Endpoint: got.won})
 	if d.Moved {
 		d.Reason = ReasonSpill
-		if p.pools[ch.at(0)].tables[level] == nil {
+		if p.pools[ch[0]].tables[level] == nil {
 			d.Reason = ReasonPoolEmpty
 		}
 	}
 	// The pools behind the chosen one first; those before it, which are at
 	// their limits, last.
-	for k := 1; k < ch.len() && d.N < MaxAttempts; k++ {
+	for k := 1; k < len(ch) && d.N < MaxAttempts; k++ {
 		i := pos + k
-		if i >= ch.len() {
-			i -= ch.len()
+		if i >= len(ch) {
+			i -= len(ch)
 		}
-		next := &p.pools[ch.at(i)]
+		id := ch[i]
+		next := &p.pools[id]
 		t := next.tables[level]
 		if t == nil {
 			d.Regroup = true
 			continue
 		}
-		d.add(Pick{Pool: ch.at(i), Endpoint: next.retryTarget(t, rng, live)})
+		d.add(Pick{Pool: id, Endpoint: next.retryTarget(t, rng, live)})
 	}
 	if d.N == 1 {
 		d.add(Pick{Pool: arm, Endpoint: pl.tables[level].other(got, rng)})
 	}
-	return d
 }
 
 func (d *Decision) add(pick Pick) {
@@ -285,7 +278,7 @@ func (t *table) other(got choice, rng *draws) int32 {
 		return got.lost
 	}
 	for range furtherDraws {
-		if e := t.draw(rng.next()); e != got.won {
+		if e := t.drawOne(rng); e != got.won {
 			return e
 		}
 	}
@@ -297,67 +290,29 @@ func (t *table) other(got choice, rng *draws) int32 {
 }
 
 // drawTwo draws two candidates, the second once more if it is the first again.
+// One value of the sequence serves both draws.
 func (t *table) drawTwo(rng *draws) (a, b int32) {
-	a = t.draw(rng.next())
-	b = t.draw(rng.next())
+	random := rng.next()
+	a, b = t.draw(uint32(random>>32)), t.draw(uint32(random))
 	if a == b && len(t.cells) > 1 {
-		b = t.draw(rng.next())
+		b = t.drawOne(rng)
 	}
 	return a, b
 }
 
-// chain is the order in which a request's pools are tried, without a list of
-// its own: the arm, the split's other pools in rotation after it, the fallback.
-type chain struct {
-	// first, if not NoPool, stands before the split: an arm that the plan's
-	// route doesn't have.
-	first    PoolID
-	split    []PoolID
-	offset   int // of the arm inside the split
-	fallback []PoolID
-}
+func (t *table) drawOne(rng *draws) int32 { return t.draw(uint32(rng.next() >> 32)) }
 
-// chain returns the order for an arm. Without a known arm there is one only if
-// the route has a single pool. An arm outside the route's split (Envoy's routes
-// may be a moment ahead of the plan) stands first.
-func (p *Plan) chain(r *route, arm PoolID) (chain, bool) {
-	ch := chain{first: NoPool, split: r.split, fallback: r.fallback}
-	for i, id := range r.split {
-		if id == arm {
-			ch.offset = i
+// chain returns the pools of a request in the order in which they are tried.
+// Without a known arm there is one only if the route has a single pool. An arm
+// outside the split is unknown too: Envoy's routes may be a tick ahead of the
+// plan.
+func (r *route) chain(arm PoolID) ([]PoolID, bool) {
+	for _, ch := range r.chains {
+		if ch[0] == arm {
 			return ch, true
 		}
 	}
-	if p.pool(arm) != nil {
-		ch.first = arm
-		return ch, true
-	}
-	return ch, len(r.split) == 1
-}
-
-func (ch *chain) len() int {
-	n := len(ch.split) + len(ch.fallback)
-	if ch.first != NoPool {
-		n++
-	}
-	return n
-}
-
-func (ch *chain) at(pos int) PoolID {
-	if ch.first != NoPool {
-		if pos == 0 {
-			return ch.first
-		}
-		pos--
-	}
-	if pos >= len(ch.split) {
-		return ch.fallback[pos-len(ch.split)]
-	}
-	pos += ch.offset
-	if pos >= len(ch.split) {
-		pos -= len(ch.split)
-	}
-	return ch.split[pos]
+	return r.chains[0], len(r.chains) == 1
 }
 
 // AppendChain appends the pools of a request's attempts as the route's own
@@ -370,15 +325,13 @@ func (p *Plan) AppendChain(dst []PoolID, c Class) []PoolID {
 	if r == nil {
 		return dst
 	}
-	ch, known := p.chain(r, c.Arm)
+	ch, known := r.chain(c.Arm)
 	if !known {
 		return dst
 	}
-	for pos := range ch.len() {
-		dst = append(dst, ch.at(pos))
-	}
-	if ch.len() == 1 {
-		dst = append(dst, ch.at(0))
+	dst = append(dst, ch...)
+	if len(ch) == 1 {
+		dst = append(dst, ch[0])
 	}
 	return dst
 }

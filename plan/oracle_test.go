@@ -1,0 +1,174 @@
+package plan
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// The oracle is a deliberately dumb second implementation of the rules of
+// Decide on Inputs: names instead of ids, loops over everything, linear
+// cumulative weights, no tables. It tells which pool serves, why, in which
+// order the attempts go, and which endpoints may be chosen.
+type oracleAnswer struct {
+	action  Action
+	reason  Reason
+	moved   bool
+	regroup bool
+	order   []string // pool of each attempt
+	// allowed are the indexes of the endpoints that may be Picks[0].
+	allowed []int
+}
+
+func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
+	if int(c.Route) < 0 || int(c.Route) >= len(in.Routes) {
+		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownRoute}
+	}
+	r := in.Routes[c.Route]
+	arm := ""
+	if c.Arm >= 0 && int(c.Arm) < len(in.Pools) {
+		arm = in.Pools[c.Arm].Name
+	}
+	at := slices.Index(r.Split, arm)
+	if c.Strategy != fleet.StrategyDynamic {
+		if c.Generates && oracleAllFull(in, append(slices.Clone(r.Split), r.Fallback...), counts) {
+			return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy}
+		}
+		return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
+	}
+	if at < 0 {
+		if len(r.Split) > 1 {
+			return oracleAnswer{action: ActionLeave, reason: ReasonUnknownArm}
+		}
+		at = 0
+	}
+	var chain []string
+	for i := range r.Split {
+		chain = append(chain, r.Split[(at+i)%len(r.Split)])
+	}
+	chain = append(chain, r.Fallback...)
+
+	firstAlive := -1
+	for pos, name := range chain {
+		able := oracleAble(in, name, c.Level)
+		if len(able) == 0 {
+			continue
+		}
+		if firstAlive < 0 {
+			firstAlive = pos
+		}
+		var free []int
+		for _, i := range able {
+			if e := oraclePool(in, name).Endpoints[i]; e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight {
+				free = append(free, i)
+			}
+		}
+		if len(free) > 0 {
+			return oracleSteer(in, chain, pos, c.Level, free)
+		}
+	}
+	switch {
+	case firstAlive < 0:
+		return oracleAnswer{action: ActionLeave, reason: ReasonNothingAlive}
+	case c.Generates:
+		return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy}
+	}
+	return oracleSteer(in, chain, firstAlive, c.Level, oracleAble(in, chain[firstAlive], c.Level))
+}
+
+func oracleSteer(in Inputs, chain []string, pos int, level fleet.BurstLevel, allowed []int) oracleAnswer {
+	out := oracleAnswer{action: ActionSteer, moved: pos > 0, regroup: pos > 0, allowed: allowed}
+	switch {
+	case pos > 0 && len(oracleAble(in, chain[0], level)) == 0:
+		out.reason = ReasonPoolEmpty
+	case pos > 0:
+		out.reason = ReasonSpill
+	default:
+		out.reason = ReasonNoTelemetry
+		for _, e := range oraclePool(in, chain[0]).Endpoints {
+			if e.Weight > 0 && e.State != fleet.StateUnknown {
+				out.reason = ReasonWeighted
+			}
+		}
+	}
+	rotated := append(slices.Clone(chain[pos:]), chain[:pos]...)
+	for _, name := range rotated {
+		if len(oracleAble(in, name, level)) > 0 {
+			out.order = append(out.order, name)
+		} else {
+			out.regroup = true
+		}
+	}
+	if len(out.order) == 1 {
+		out.order = append(out.order, out.order[0])
+	}
+	out.order = out.order[:min(len(out.order), MaxAttempts)]
+	return out
+}
+
+func oraclePool(in Inputs, name string) PoolInput {
+	for _, p := range in.Pools {
+		if p.Name == name {
+			return p
+		}
+	}
+	return PoolInput{}
+}
+
+// oracleAble lists the endpoints that may serve a level.
+func oracleAble(in Inputs, name string, level fleet.BurstLevel) []int {
+	var weighted, fitting []int
+	for i, e := range oraclePool(in, name).Endpoints {
+		if e.Weight > 0 {
+			weighted = append(weighted, i)
+			if e.KVFree == -1 || e.KVFree >= level.UpperBudget() {
+				fitting = append(fitting, i)
+			}
+		}
+	}
+	if len(fitting) == 0 {
+		return weighted
+	}
+	return fitting
+}
+
+func oracleAllFull(in Inputs, names []string, counts []int32) bool {
+	total := 0
+	for _, name := range names {
+		for _, e := range oraclePool(in, name).Endpoints {
+			total++
+			if e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight {
+				return false
+			}
+		}
+	}
+	return total > 0
+}
+
+// oracleDraw draws among the candidates of a pool by linear cumulative weight.
+func oracleDraw(p PoolInput, able []int, rng *rand.Rand) int {
+	sum := 0.0
+	for _, i := range able {
+		sum += p.Endpoints[i].Weight
+	}
+	x := rng.Float64() * sum
+	for _, i := range able {
+		if x -= p.Endpoints[i].Weight; x < 0 {
+			return i
+		}
+	}
+	return able[len(able)-1]
+}
+
+// oracleChoose is the two-candidate choice for a pool with room everywhere.
+func oracleChoose(p PoolInput, able []int, counts []int32, rng *rand.Rand) int {
+	a, b := oracleDraw(p, able, rng), oracleDraw(p, able, rng)
+	if a == b {
+		b = oracleDraw(p, able, rng)
+	}
+	if counts[p.Endpoints[b].Slot] < counts[p.Endpoints[a].Slot] {
+		return b
+	}
+	return a
+}
