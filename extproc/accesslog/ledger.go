@@ -1,0 +1,340 @@
+package accesslog
+
+import (
+	"cmp"
+	"context"
+	"hash/maphash"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// How long things are believed. Envoy sends a heartbeat of every running
+// request each 10 s (access_log_flush_interval) and its log batches are at most
+// 50 ms late.
+const (
+	// ProvisionalLease is how long an attempt counts that was decided but that
+	// no log entry confirmed. Short, so that a dead log receiver doesn't make
+	// endpoints look full.
+	ProvisionalLease = 2 * time.Second
+	// Lease is how long a confirmed attempt counts after its last sign of life:
+	// two heartbeats and a half.
+	Lease = 25 * time.Second
+	// NodeGrace is how long the attempts of an Envoy whose log streams have all
+	// ended still count: longer than the heartbeat's interval, so that an Envoy
+	// that only lost its connection renews them in time.
+	NodeGrace = 12 * time.Second
+	// memory is how long an ended attempt is remembered, so that its start or
+	// a heartbeat of it that comes late is known to be late.
+	memory = 5 * time.Second
+	// MaxAttempts bounds the records of attempts, running or remembered. When
+	// it is reached further attempts are not counted (see Ledger.Dropped):
+	// their endpoints look emptier than they are.
+	MaxAttempts = 1 << 18
+)
+
+// requestOver is the attempt number that stands for "all of them".
+const requestOver = 1 << 30
+
+const shards = 64
+
+// InFlight is the number of attempts on one endpoint.
+type InFlight struct {
+	Endpoint fleet.EndpointKey
+	Attempts int
+}
+
+// Ledger counts the attempts in flight per endpoint: provisionally from the
+// decision on, confirmed, corrected and ended by outcomes from the access log.
+// An attempt is known by its request and its number; a request by the decision
+// id, or by Envoy node and request id where ext_proc was away.
+//
+// All methods may be called from several goroutines; InFlight takes no lock.
+type Ledger struct {
+	slots   *slots
+	now     func() time.Time
+	seed    maphash.Seed
+	shards  [shards]shard
+	records atomic.Int64
+	dropped atomic.Uint64
+	max     int64
+}
+
+type shard struct {
+	mu   sync.Mutex
+	byID map[requestKey]*record
+}
+
+// requestKey is {"", decision id} or {node, request id}.
+type requestKey struct{ node, id string }
+
+// record is one request: its running attempt, or the last one that ended.
+type record struct {
+	node      string // that logged it; "" until the first log entry
+	attempt   int    // the attempt running or last ended
+	running   bool
+	confirmed bool
+	endpoint  fleet.EndpointKey
+	slot      uint32
+	until     time.Time // running: end of lease; else: when to forget it
+}
+
+// NewLedger returns an empty ledger that reads the time from now.
+func NewLedger(now func() time.Time) *Ledger {
+	l := &Ledger{slots: newSlots(), now: now, seed: maphash.MakeSeed(), max: MaxAttempts}
+	for i := range l.shards {
+		l.shards[i].byID = map[requestKey]*record{}
+	}
+	return l
+}
+
+// Slot returns the counter index of an endpoint, the same for as long as it is
+// asked for at least every ten minutes. Beyond MaxSlots endpoints it is NoSlot.
+func (l *Ledger) Slot(key fleet.EndpointKey) uint32 { return l.slots.of(key, l.now()) }
+
+// InFlight returns the attempts in flight on a slot; never negative.
+func (l *Ledger) InFlight(slot uint32) int32 {
+	if slot >= MaxSlots {
+		return 0
+	}
+	return l.slots.live[slot].Load()
+}
+
+// Total is the number of attempts in flight on all endpoints that have a slot.
+func (l *Ledger) Total() int {
+	total := 0
+	for _, e := range l.slots.snapshot() {
+		total += e.Attempts
+	}
+	return total
+}
+
+// Snapshot lists the endpoints with attempts in flight, ordered by pool and
+// address.
+func (l *Ledger) Snapshot() []InFlight {
+	out := l.slots.snapshot()
+	slices.SortFunc(out, func(a, b InFlight) int {
+		return cmp.Or(cmp.Compare(a.Endpoint.Pool, b.Endpoint.Pool), a.Endpoint.Address.Compare(b.Endpoint.Address))
+	})
+	return out
+}
+
+// Dropped counts attempts that were not recorded because the ledger was full.
+func (l *Ledger) Dropped() uint64 { return l.dropped.Load() }
+
+// Decided counts the first attempt of a decision on the endpoint that was
+// picked, until the log confirms it or ProvisionalLease is over. node may be
+// empty when it isn't known yet.
+func (l *Ledger) Decided(id, node string, pick fleet.EndpointKey, at time.Time) {
+	if id == "" {
+		return
+	}
+	key := keyOf(id, node)
+	s := l.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID[key] != nil {
+		return // the log was faster
+	}
+	if r := l.add(s, key); r != nil {
+		r.node = node
+		l.start(r, 1, pick, at)
+		r.confirmed = false
+		r.until = at.Add(ProvisionalLease)
+	}
+}
+
+// Apply enters an outcome. Outcomes without an id are ignored.
+func (l *Ledger) Apply(o fleet.Outcome) {
+	if o.ID == "" {
+		return
+	}
+	at := o.At
+	if at.IsZero() {
+		at = l.now()
+	}
+	key := keyOf(o.ID, o.Node)
+	s := l.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.byID[key]
+	known := r != nil
+	if !known {
+		if o.Kind == fleet.Heartbeat && !named(o.Endpoint) {
+			return
+		}
+		if r = l.add(s, key); r == nil {
+			return
+		}
+	}
+	r.node = o.Node
+	switch o.Kind {
+	case fleet.AttemptStarted:
+		l.started(r, max(o.Attempt, 1), o.Endpoint, at)
+	case fleet.Heartbeat:
+		l.beat(r, o.Attempt, o.Endpoint, at)
+	case fleet.AttemptEnded:
+		l.ended(r, max(o.Attempt, 1), at)
+	case fleet.RequestEnded:
+		l.ended(r, requestOver, at)
+	}
+	if !known && !r.running && r.attempt == 0 {
+		l.forget(s, key)
+	}
+}
+
+// started begins attempt n, unless it or a later one is known already.
+func (l *Ledger) started(r *record, n int, on fleet.EndpointKey, at time.Time) {
+	if n < r.attempt || (n == r.attempt && !r.running) {
+		return // late
+	}
+	l.run(r, n, on, at)
+}
+
+// beat renews the running attempt. A heartbeat of an attempt nobody knows, as
+// after a restart of this process, begins it.
+func (l *Ledger) beat(r *record, n int, on fleet.EndpointKey, at time.Time) {
+	switch {
+	case r.running && n < r.attempt:
+		r.until = at.Add(Lease) // the request lives; its newer attempt is known better
+	case r.running || n > r.attempt:
+		l.run(r, max(n, 1), on, at)
+	}
+}
+
+// ended closes attempt n and all before it.
+func (l *Ledger) ended(r *record, n int, at time.Time) {
+	if n < r.attempt {
+		return
+	}
+	l.stop(r)
+	r.attempt = n
+	r.until = at.Add(memory)
+}
+
+// run makes attempt n the running, confirmed one, on the endpoint really used.
+func (l *Ledger) run(r *record, n int, on fleet.EndpointKey, at time.Time) {
+	if !r.running || (named(on) && on != r.endpoint) {
+		l.stop(r)
+		l.start(r, n, on, at)
+	}
+	r.attempt = n
+	r.confirmed = true
+	r.until = at.Add(Lease)
+}
+
+func (l *Ledger) start(r *record, n int, on fleet.EndpointKey, at time.Time) {
+	r.attempt, r.endpoint, r.running = n, on, true
+	r.slot = NoSlot
+	if named(on) {
+		r.slot = l.slots.enter(on, at)
+	}
+}
+
+func (l *Ledger) stop(r *record) {
+	if r.running {
+		l.slots.leave(r.slot)
+		r.running = false
+	}
+}
+
+// NodeGone says that the last log stream of an Envoy has ended: its attempts
+// end after NodeGrace unless it shows them again.
+func (l *Ledger) NodeGone(node string) {
+	limit := l.now().Add(NodeGrace)
+	l.each(func(s *shard, key requestKey, r *record) {
+		if r.running && r.node == node && r.until.After(limit) {
+			r.until = limit
+		}
+	})
+}
+
+// Expire ends the leases that ran out and forgets what needs no remembering,
+// as of now. It returns how many running attempts it ended.
+func (l *Ledger) Expire(now time.Time) int {
+	ended := 0
+	l.each(func(s *shard, key requestKey, r *record) {
+		if now.Before(r.until) {
+			return
+		}
+		if r.running {
+			ended++
+			l.stop(r)
+		}
+		l.forget(s, key)
+	})
+	return ended
+}
+
+// Run calls Expire four times a second until ctx ends.
+func (l *Ledger) Run(ctx context.Context) error {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			l.Expire(l.now())
+		}
+	}
+}
+
+func (l *Ledger) each(do func(*shard, requestKey, *record)) {
+	for i := range l.shards {
+		s := &l.shards[i]
+		s.mu.Lock()
+		for key, r := range s.byID {
+			do(s, key, r)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// add makes a record, or returns nil when the ledger is full.
+func (l *Ledger) add(s *shard, key requestKey) *record {
+	if l.records.Add(1) > l.max {
+		l.records.Add(-1)
+		l.dropped.Add(1)
+		return nil
+	}
+	r := &record{}
+	s.byID[key] = r
+	return r
+}
+
+func (l *Ledger) forget(s *shard, key requestKey) {
+	delete(s.byID, key)
+	l.records.Add(-1)
+}
+
+func (l *Ledger) shardOf(key requestKey) *shard {
+	return &l.shards[maphash.String(l.seed, key.id)%shards]
+}
+
+func named(e fleet.EndpointKey) bool { return e.Address.IsValid() }
+
+// keyOf tells decision ids, which are unique everywhere, from request ids,
+// which clients may repeat and which only count within the Envoy they came to.
+func keyOf(id, node string) requestKey {
+	if isDecisionID(id) {
+		return requestKey{id: id}
+	}
+	return requestKey{node: node, id: id}
+}
+
+// isDecisionID reports whether id has the shape 1718924567123-007-0001.
+func isDecisionID(id string) bool {
+	if len(id) != 22 || id[13] != '-' || id[17] != '-' {
+		return false
+	}
+	for i := range len(id) {
+		if i != 13 && i != 17 && (id[i] < '0' || id[i] > '9') {
+			return false
+		}
+	}
+	return true
+}

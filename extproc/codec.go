@@ -1,0 +1,97 @@
+package extproc
+
+import (
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+)
+
+// Limits of the gRPC server. A request-headers message holds at most Envoy's
+// 60 KiB of headers, the peeked strings of at most 8 KiB each and the
+// attributes.
+const (
+	maxMessage    = 1 << 20
+	maxHeaderList = 64 << 10
+	maxStreams    = 1 << 14
+	// flowWindow is fixed so that grpc-go sends no probes to estimate the
+	// bandwidth-delay product of a local connection.
+	flowWindow = 1 << 20
+)
+
+// ServerOptions are what the gRPC server of a Service must be made with: the
+// codec that hands over raw bytes, and limits. Other services (gRPC health) may
+// live on the same server: the codec falls back to protobuf for them.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(rawCodec{encoding.GetCodecV2(proto.Name)}),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(maxHeaderList),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.InitialWindowSize(flowWindow),
+		grpc.InitialConnWindowSize(flowWindow),
+		grpc.SharedWriteBuffer(true),
+	}
+}
+
+// rawIn receives a message's bytes as they came. The bytes are valid until the
+// next receive.
+type rawIn struct{ b []byte }
+
+// rawOut is a finished message. Its bytes belong to gRPC once it is sent.
+type rawOut struct{ b *[]byte }
+
+// rawCodec passes rawIn and rawOut through untouched.
+type rawCodec struct{ encoding.CodecV2 }
+
+func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	out, ok := v.(*rawOut)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	return mem.BufferSlice{mem.NewBuffer(out.b, answers)}, nil
+}
+
+func (c rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	in, ok := v.(*rawIn)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	in.b = in.b[:0]
+	for _, part := range data {
+		in.b = append(in.b, part.ReadOnlyData()...)
+	}
+	return nil
+}
+
+// answers recycles the buffers that answers are written into; gRPC gives one
+// back when its bytes are on the wire.
+var answers = &answerPool{}
+
+// answerSize is above what any answer but one with a very long client id needs,
+// and above grpc's threshold for pooling (1 KiB).
+const (
+	answerSize = 4 << 10
+	keepAnswer = 64 << 10
+)
+
+type answerPool struct{ p sync.Pool }
+
+// Get implements mem.BufferPool. It ignores the length: answers are appended to.
+func (a *answerPool) Get(int) *[]byte {
+	if b, ok := a.p.Get().(*[]byte); ok {
+		*b = (*b)[:0]
+		return b
+	}
+	b := make([]byte, 0, answerSize)
+	return &b
+}
+
+// Put implements mem.BufferPool.
+func (a *answerPool) Put(b *[]byte) {
+	if c := cap(*b); c >= answerSize && c <= keepAnswer {
+		a.p.Put(b)
+	}
+}

@@ -1,0 +1,359 @@
+package extproc
+
+import (
+	"errors"
+	"math"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+)
+
+// kind is the oneof of a ProcessingRequest; the numbers are the field numbers
+// of envoy/service/ext_proc/v3/external_processor.proto.
+type kind uint8
+
+const (
+	kindNone             kind = 0
+	kindRequestHeaders   kind = 2
+	kindResponseHeaders  kind = 3
+	kindRequestBody      kind = 4
+	kindResponseBody     kind = 5
+	kindRequestTrailers  kind = 6
+	kindResponseTrailers kind = 7
+)
+
+// Further fields of a ProcessingRequest.
+const (
+	fieldMetadataContext = 8
+	fieldAttributes      = 9
+	fieldObservability   = 10
+)
+
+// asked is what a client's x-route-strategy header says.
+type asked uint8
+
+const (
+	askedNothing asked = iota
+	askedLegacy
+	askedDynamic
+	askedUnknown // another value, or two different ones
+)
+
+// request is what a decision needs of a ProcessingRequest. The byte slices
+// point into the message.
+type request struct {
+	kind        kind
+	observe     bool // observability mode: no answer is wanted
+	endOfStream bool // no body follows
+
+	strategy  asked
+	header    Declared // max_tokens and its spellings
+	requestID []byte
+
+	peeked    bool // json_to_metadata found something, if only an error
+	body      Declared
+	bodyError bool
+	stream    bool
+
+	cluster, route, source []byte
+}
+
+var errMalformed = errors.New("malformed protobuf")
+
+// field is one field of a message: a varint or fixed value in num, a
+// length-delimited one in bytes.
+type field struct {
+	number protowire.Number
+	wire   protowire.Type
+	num    uint64
+	bytes  []byte
+}
+
+// next reads one field off b.
+func next(b []byte) (field, []byte, error) {
+	number, typ, n := protowire.ConsumeTag(b)
+	if n < 0 {
+		return field{}, nil, errMalformed
+	}
+	f := field{number: number, wire: typ}
+	b = b[n:]
+	switch typ {
+	case protowire.BytesType:
+		f.bytes, n = protowire.ConsumeBytes(b)
+	case protowire.VarintType:
+		f.num, n = protowire.ConsumeVarint(b)
+	case protowire.Fixed64Type:
+		f.num, n = protowire.ConsumeFixed64(b)
+	default:
+		n = protowire.ConsumeFieldValue(number, typ, b)
+	}
+	if n < 0 {
+		return field{}, nil, errMalformed
+	}
+	return f, b[n:], nil
+}
+
+// isBytes reports whether f is the length-delimited field number.
+func (f *field) isBytes(number protowire.Number) bool {
+	return f.number == number && f.wire == protowire.BytesType
+}
+
+// scan reads one ProcessingRequest. Only what a decision needs is looked at;
+// the rest is skipped unread, valid or not.
+func (r *request) scan(b []byte) error {
+	*r = request{}
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch {
+		case f.wire == protowire.BytesType && f.number >= 2 && f.number <= 7:
+			err = r.scanPhase(kind(f.number), f.bytes)
+		case f.isBytes(fieldMetadataContext):
+			err = r.scanMetadata(f.bytes)
+		case f.isBytes(fieldAttributes):
+			err = r.scanAttributes(f.bytes)
+		case f.number == fieldObservability && f.wire == protowire.VarintType:
+			r.observe = f.num != 0
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scanPhase enters a member of the oneof. As everywhere in protobuf the last
+// member wins and a repeated one is merged.
+func (r *request) scanPhase(k kind, b []byte) error {
+	if r.kind != k {
+		r.kind, r.endOfStream = k, false
+		r.strategy, r.header, r.requestID = askedNothing, Declared{}, nil
+	}
+	if k != kindRequestHeaders {
+		return nil
+	}
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch {
+		case f.isBytes(1): // HttpHeaders.headers
+			err = r.scanHeaders(f.bytes)
+		case f.number == 3 && f.wire == protowire.VarintType: // end_of_stream
+			r.endOfStream = f.num != 0
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *request) scanHeaders(b []byte) error {
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		if f.isBytes(1) { // HeaderMap.headers
+			if err := r.scanHeader(f.bytes); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// scanHeader reads a HeaderValue: key 1, value 2, raw_value 3.
+func (r *request) scanHeader(b []byte) error {
+	var key, value, raw []byte
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch {
+		case f.isBytes(1):
+			key = f.bytes
+		case f.isBytes(2):
+			value = f.bytes
+		case f.isBytes(3):
+			raw = f.bytes
+		}
+	}
+	if len(raw) > 0 {
+		value = raw
+	}
+	switch string(key) {
+	case wire.HeaderRouteStrategy:
+		r.ask(value)
+	case wire.HeaderMaxTokens, wire.HeaderXMaxTokens, wire.HeaderMaxTokensDash:
+		r.header = r.header.Or(DeclaredText(value))
+	case wire.HeaderRequestID:
+		r.requestID = value
+	}
+	return nil
+}
+
+// ask takes a value of x-route-strategy.
+func (r *request) ask(value []byte) {
+	got := askedUnknown
+	switch string(value) {
+	case "legacy":
+		got = askedLegacy
+	case "dynamic":
+		got = askedDynamic
+	}
+	if r.strategy != askedNothing && r.strategy != got {
+		got = askedUnknown
+	}
+	r.strategy = got
+}
+
+// entry reads an entry of a protobuf map with string keys: key 1, value 2.
+func entry(b []byte) (key, value []byte, err error) {
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return nil, nil, err
+		}
+		b = rest
+		switch {
+		case f.isBytes(1):
+			key = f.bytes
+		case f.isBytes(2):
+			value = f.bytes
+		}
+	}
+	return key, value, nil
+}
+
+// scanMetadata reads Metadata.filter_metadata (1) for the peeked fields.
+func (r *request) scanMetadata(b []byte) error {
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		if !f.isBytes(1) {
+			continue
+		}
+		name, fields, err := entry(f.bytes)
+		if err != nil {
+			return err
+		}
+		if string(name) == wire.NamespacePeek {
+			if err := r.scanStruct(fields, (*request).peek); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// scanAttributes reads one entry of the attributes map.
+func (r *request) scanAttributes(b []byte) error {
+	name, fields, err := entry(b)
+	if err != nil || string(name) != wire.AttributesKey {
+		return err
+	}
+	return r.scanStruct(fields, (*request).attribute)
+}
+
+// scanStruct calls take for each field of a Struct.
+func (r *request) scanStruct(b []byte, take func(*request, []byte, value)) error {
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		if !f.isBytes(1) {
+			continue
+		}
+		name, raw, err := entry(f.bytes)
+		if err != nil {
+			return err
+		}
+		v, err := scanValue(raw)
+		if err != nil {
+			return err
+		}
+		take(r, name, v)
+	}
+	return nil
+}
+
+// value is a google.protobuf.Value: number 2, string 3 or bool 4. Of all other
+// kinds it is the zero value.
+type value struct {
+	isNumber, isString, isBool bool
+	number                     float64
+	text                       []byte
+	yes                        bool
+}
+
+func scanValue(b []byte) (value, error) {
+	var v value
+	for len(b) > 0 {
+		f, rest, err := next(b)
+		if err != nil {
+			return v, err
+		}
+		b = rest
+		switch {
+		case f.number == 2 && f.wire == protowire.Fixed64Type:
+			v = value{isNumber: true, number: math.Float64frombits(f.num)}
+		case f.isBytes(3):
+			v = value{isString: true, text: f.bytes}
+		case f.number == 4 && f.wire == protowire.VarintType:
+			v = value{isBool: true, yes: f.num != 0}
+		case f.number >= 1 && f.number <= 6:
+			v = value{}
+		}
+	}
+	return v, nil
+}
+
+// peek takes one field that Envoy found in the body.
+func (r *request) peek(name []byte, v value) {
+	r.peeked = true
+	switch string(name) {
+	case wire.KeyMaxTokens, wire.KeyMaxCompletionTokens, wire.KeyMaxOutputTokens:
+		r.body = r.body.Or(v.declared())
+	case wire.KeyStream:
+		r.stream = v.isBool && v.yes
+	case wire.KeyError:
+		r.bodyError = r.bodyError || (v.isBool && v.yes)
+	}
+}
+
+func (v value) declared() Declared {
+	switch {
+	case v.isNumber:
+		return DeclaredNumber(v.number)
+	case v.isString:
+		return DeclaredText(v.text)
+	}
+	return Declared{Seen: true}
+}
+
+func (r *request) attribute(name []byte, v value) {
+	switch string(name) {
+	case wire.AttributeClusterName:
+		r.cluster = v.text
+	case wire.AttributeRouteName:
+		r.route = v.text
+	case wire.AttributeSource:
+		r.source = v.text
+	}
+}

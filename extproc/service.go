@@ -1,0 +1,213 @@
+package extproc
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
+)
+
+// ServiceName is the gRPC service that Envoy calls; also the name under which
+// gRPC health reports it, beside the empty one.
+const ServiceName = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+// maxMessages bounds a stream. Envoy sends one to six messages in the modes
+// that Fairlead configures.
+const maxMessages = 16
+
+// Ledger is told of attempts at the moment they are decided. node is the Envoy
+// that asked, or empty: ext_proc messages don't carry it.
+type Ledger interface {
+	Decided(id, node string, pick fleet.EndpointKey, at time.Time)
+}
+
+// Options configures a Service. Plan and IDs are required.
+type Options struct {
+	// Plan returns the plan in force, or nil before the first: then requests
+	// are left to Envoy. It is called once per request.
+	Plan func() *plan.Plan
+	// Live tells what is in flight; nil means nothing is.
+	Live plan.Live
+	// Ledger may be nil.
+	Ledger Ledger
+	IDs    *IDs
+	// Trusted reports whether the x-request-id of a caller ("ip:port") is kept;
+	// nil trusts nobody.
+	Trusted func(source string) bool
+	// Observe gets one event per request. It must be cheap and must not block.
+	Observe func(Event)
+	Log     *slog.Logger
+	// Now is the clock of events and of the ledger; default time.Now.
+	Now func() time.Time
+}
+
+// Event is one request, for metrics. All strings come from bounded sets.
+type Event struct {
+	Route    string // "" when the plan doesn't know it
+	Pool     string // pool of the first attempt, "" when unknown
+	Strategy fleet.Strategy
+	// UnknownStrategy: the client asked for a strategy that doesn't exist.
+	UnknownStrategy bool
+	Reason          plan.Reason
+	Action          plan.Action
+	Moved           bool
+	Generates       bool
+	Level           fleet.BurstLevel
+	Budget          fleet.Tokens
+	BudgetSource    BudgetSource
+	// Took is the time from the message's arrival to the finished answer.
+	Took time.Duration
+	// Failed: the message could not be read; only Took is set beside it.
+	Failed bool
+}
+
+// Service answers ext_proc streams. Its methods may be called from several
+// goroutines.
+type Service struct {
+	o    Options
+	busy busy
+	health
+}
+
+// New returns a Service that reports itself as serving. It starts nothing; see
+// Run for the watchdog.
+func New(o Options) *Service {
+	if o.Live == nil {
+		o.Live = nothingLive{}
+	}
+	if o.Trusted == nil {
+		o.Trusted = func(string) bool { return false }
+	}
+	if o.Observe == nil {
+		o.Observe = func(Event) {}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	s := &Service{o: o}
+	s.health.init()
+	return s
+}
+
+type nothingLive struct{}
+
+func (nothingLive) InFlight(uint32) int32 { return 0 }
+
+// Register adds the service and its gRPC health to a server made with
+// ServerOptions.
+func (s *Service) Register(g *grpc.Server) {
+	g.RegisterService(&grpc.ServiceDesc{
+		ServiceName: ServiceName,
+		HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{{
+			StreamName:    "Process",
+			Handler:       func(_ any, stream grpc.ServerStream) error { return s.process(stream) },
+			ServerStreams: true,
+			ClientStreams: true,
+		}},
+		Metadata: "envoy/service/ext_proc/v3/external_processor.proto",
+	}, s)
+	s.health.register(g)
+}
+
+// call is the state of one stream: one HTTP request.
+type call struct {
+	in  rawIn
+	out rawOut
+	req request
+	id  [32]byte
+	// answered is true once the request headers have their answer.
+	answered bool
+}
+
+var calls = sync.Pool{New: func() any { return new(call) }}
+
+// keepInput is the largest input buffer that is kept for the next stream.
+const keepInput = 32 << 10
+
+func (c *call) release() {
+	if cap(c.in.b) > keepInput {
+		c.in.b = nil
+	}
+	c.out.b, c.req, c.answered = nil, request{}, false
+	calls.Put(c)
+}
+
+// stream is the part of grpc.ServerStream that process uses.
+type stream interface {
+	RecvMsg(any) error
+	SendMsg(any) error
+}
+
+var (
+	errUnanswered = status.Error(codes.Aborted, "the stream ended before request headers came")
+	errTooMany    = status.Error(codes.ResourceExhausted, "too many messages on one stream")
+	errPanic      = status.Error(codes.Internal, "internal error")
+)
+
+// process serves one stream. It ends well only after the request headers were
+// answered: with response_header_mode SKIP nothing follows them.
+func (s *Service) process(st stream) error {
+	c := calls.Get().(*call)
+	defer c.release()
+	for range maxMessages {
+		if err := st.RecvMsg(&c.in); err != nil {
+			if errors.Is(err, io.EOF) {
+				return errUnanswered
+			}
+			return err
+		}
+		if err := s.dispatch(c); err != nil {
+			return err
+		}
+		if c.out.b != nil {
+			if err := st.SendMsg(&c.out); err != nil {
+				return err
+			}
+			c.out.b = nil
+		}
+		if c.answered {
+			return nil
+		}
+	}
+	return errTooMany
+}
+
+// dispatch turns the message in c.in into the answer in c.out, which stays
+// empty when none is wanted.
+func (s *Service) dispatch(c *call) (err error) {
+	began := s.o.Now()
+	mark := s.busy.enter(began)
+	defer func() {
+		s.busy.leave(mark)
+		if v := recover(); v != nil {
+			s.o.Log.Error("ext_proc handler panicked", "panic", v, "stack", string(debug.Stack()))
+			c.out.b, err = nil, errPanic
+		}
+		if err != nil {
+			s.o.Observe(Event{Failed: true, Took: s.o.Now().Sub(began)})
+		}
+	}()
+	if err := c.req.scan(c.in.b); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	switch c.req.kind {
+	case kindRequestHeaders:
+		s.requestHeaders(c, began)
+		return nil
+	default:
+		return otherMessage(c)
+	}
+}
