@@ -24,14 +24,14 @@ type Window struct {
 // older than the newest one is ignored, so that spans are never negative.
 // Where s.Changed is zero it is filled by [Sample.Settle].
 func (w *Window) Add(s Sample) {
-	prev, ok := w.Latest()
-	if ok && s.At.Before(prev.At) {
+	if newest, ok := w.Latest(); ok && s.At.Before(newest.At) {
 		return
 	}
+	prev := w.latestEngine()
 	if s.Changed.IsZero() {
 		s.Settle(prev)
 	}
-	if s.Known&engineFields != 0 && (prev == nil || engineMoved(prev, &s)) {
+	if s.Known.HasEngine() && (prev == nil || engineMoved(prev, &s)) {
 		w.moved = s.At
 	}
 	w.ring[w.next] = s
@@ -54,6 +54,16 @@ func (w *Window) Latest() (*Sample, bool) {
 // back returns the i-th newest sample; 0 is the newest.
 func (w *Window) back(i int) *Sample {
 	return &w.ring[(w.next-1-i+2*WindowTicks)%WindowTicks]
+}
+
+// latestEngine returns the newest sample with any engine number, or nil.
+func (w *Window) latestEngine() *Sample {
+	for i := range w.n {
+		if s := w.back(i); s.Known.HasEngine() {
+			return s
+		}
+	}
+	return nil
 }
 
 // Last returns the newest sample that knows all of fields and arrived at most
@@ -103,7 +113,8 @@ func (m Mask) HasGPU() bool { return m&gpuFields != 0 }
 // HasEngine reports whether any number of the model server is known.
 func (m Mask) HasEngine() bool { return m&engineFields != 0 }
 
-// Settle fills Changed from the sample before (nil if there is none).
+// Settle fills Changed from prev, the newest sample before with engine numbers
+// (nil if there is none).
 //
 // A page can answer 200 for ever with numbers that nobody updates (exporters
 // that cache, an engine whose metrics thread died). So a sample proves life
