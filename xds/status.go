@@ -1,0 +1,149 @@
+package xds
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// State says whether an Envoy holds what is published for it.
+type State string
+
+// States.
+const (
+	Synced State = "SYNCED" // it holds what is published
+	Stale  State = "STALE"  // it hasn't confirmed what is published
+	Nacked State = "NACKED" // it refused what was published
+)
+
+// NodeStatus is one connected Envoy.
+type NodeStatus struct {
+	Node   string         `json:"node"`
+	Group  string         `json:"group"`
+	Listen netip.AddrPort `json:"listen"`
+	Since  time.Time      `json:"since"` // start of its stream
+	Types  []TypeStatus   `json:"types"` // CDS, EDS, RDS, LDS; only those it asked for
+}
+
+// TypeStatus is what an Envoy holds of one type.
+type TypeStatus struct {
+	Type    string    `json:"type"` // "CDS", "EDS", "RDS" or "LDS"
+	TypeURL string    `json:"typeUrl"`
+	State   State     `json:"state"`
+	Reason  string    `json:"reason,omitempty"` // one line, at most 512 bytes
+	LastAck time.Time `json:"lastAck,omitzero"` // zero: none on this stream
+	// Version is a digest of the versions the Envoy confirmed; Envoys with the
+	// same content show the same.
+	Version string `json:"version"`
+}
+
+// GroupStatus is what a group is served.
+type GroupStatus struct {
+	Name      string `json:"name"`
+	Envoys    int    `json:"envoys"`
+	Desired   string `json:"desired"`   // digest of what was submitted last
+	Published string `json:"published"` // digest of what is served
+	Publisher string `json:"publisher"` // "idle" or "publishing"
+	// Refused says why the published content isn't the desired one, or is "".
+	Refused string `json:"refused,omitempty"`
+}
+
+var statusTypes = []struct{ name, url string }{
+	{"CDS", typeCDS}, {"EDS", typeEDS}, {"RDS", typeRDS}, {"LDS", typeLDS},
+}
+
+// Status returns all connected Envoys, sorted by group, node and address.
+func (s *Server) Status() []NodeStatus {
+	out := []NodeStatus{}
+	for _, g := range s.allGroups() {
+		out = append(out, g.nodes()...)
+	}
+	slices.SortFunc(out, func(a, b NodeStatus) int {
+		return cmp.Or(strings.Compare(a.Group, b.Group), strings.Compare(a.Node, b.Node), a.Listen.Compare(b.Listen), a.Since.Compare(b.Since))
+	})
+	return out
+}
+
+// Groups returns all groups, sorted by name.
+func (s *Server) Groups() []GroupStatus {
+	out := []GroupStatus{}
+	for _, g := range s.allGroups() {
+		out = append(out, g.status())
+	}
+	return out
+}
+
+func (s *Server) allGroups() []*group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*group, 0, len(s.groups))
+	for _, name := range sortedNames(s.groups) {
+		out = append(out, s.groups[name])
+	}
+	return out
+}
+
+func (g *group) status() GroupStatus {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	st := GroupStatus{
+		Name: g.name, Envoys: len(g.sessions), Desired: g.desired.digest, Published: g.current.digest,
+		Publisher: "idle", Refused: g.refusedText,
+	}
+	select {
+	case <-g.idle:
+	default:
+		st.Publisher = "publishing"
+	}
+	return st
+}
+
+func (g *group) nodes() []NodeStatus {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make([]NodeStatus, 0, len(g.sessions))
+	for ses := range g.sessions {
+		n := NodeStatus{Node: ses.node, Group: g.name, Listen: ses.listen, Since: ses.since, Types: []TypeStatus{}}
+		for _, t := range statusTypes {
+			if ts := ses.types[t.url]; ts != nil {
+				st := g.typeStatus(ses, t.url, ts)
+				st.Type = t.name
+				n.Types = append(n.Types, st)
+			}
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// typeStatus judges one type. A refusal stays visible while the group serves
+// something else than what is desired, although the Envoy has meanwhile
+// accepted that.
+func (g *group) typeStatus(ses *session, typeURL string, ts *typeState) TypeStatus {
+	st := TypeStatus{TypeURL: typeURL, State: Synced, LastAck: ts.lastAck, Version: heldDigest(ts.held)}
+	switch r := ts.refused; {
+	case r != nil && !r.answered && !ts.caughtUp(g.published(typeURL, ses)):
+		st.State, st.Reason = Nacked, r.text
+	case r != nil && g.refusedText != "" && r.world == g.handled.digest:
+		st.State, st.Reason = Nacked, oneLine("taken back; it holds the last accepted content: "+r.text)
+	case ts.caughtUp(g.published(typeURL, ses)):
+	case ts.late:
+		st.State, st.Reason = Stale, fmt.Sprintf("no ACK within %s", g.server.ackDeadline)
+	default:
+		st.State, st.Reason = Stale, "waiting for its ACK"
+	}
+	return st
+}
+
+func heldDigest(held map[string]string) string {
+	h := sha256.New()
+	for _, name := range sortedNames(held) {
+		fmt.Fprintf(h, "%q=%s\n", name, held[name])
+	}
+	return hex.EncodeToString(h.Sum(nil)[:6])
+}
