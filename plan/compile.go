@@ -49,9 +49,14 @@ type address struct {
 
 type route struct {
 	info RouteInfo
-	// chains has one entry per pool of the split: that pool, the split's other
-	// pools in rotation after it, the fallback.
+	// chains has one entry per pool that may be drawn. For a pool of the split:
+	// that pool, the split's other pools in rotation after it, the fallback. For
+	// one of the fallback (Envoy's routes may be a moment ahead of or behind the
+	// plan): that pool, then the others in order.
 	chains [][]PoolID
+	// single is true when the split has one pool, so that it is known without
+	// being told.
+	single bool
 	advice routeAdvice
 }
 
@@ -214,9 +219,8 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
 	}
-	for i := range split {
-		r.chains = append(r.chains, slices.Concat(split[i:], split[:i], fallback))
-	}
+	r.chains = chainsOf(split, fallback)
+	r.single = len(split) == 1
 	r.info = RouteInfo{
 		Name:             in.Name,
 		Dialect:          in.Dialect,
@@ -228,6 +232,19 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 	}
 	r.advice = compileAdvice(r, pools)
 	return nil
+}
+
+func chainsOf(split, fallback []PoolID) [][]PoolID {
+	var out [][]PoolID
+	for i := range split {
+		out = append(out, slices.Concat(split[i:], split[:i], fallback))
+	}
+	for i, id := range fallback {
+		if !slices.Contains(split, id) && !slices.Contains(fallback[:i], id) {
+			out = append(out, slices.Concat([]PoolID{id}, split, fallback[:i], fallback[i+1:]))
+		}
+	}
+	return out
 }
 
 func (p *Plan) resolve(names []string) ([]PoolID, error) {

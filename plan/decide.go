@@ -302,17 +302,16 @@ func (t *table) drawTwo(rng *draws) (a, b int32) {
 
 func (t *table) drawOne(rng *draws) int32 { return t.draw(uint32(rng.next() >> 32)) }
 
-// chain returns the pools of a request in the order in which they are tried.
-// Without a known arm there is one only if the route has a single pool. An arm
-// outside the split is unknown too: Envoy's routes may be a tick ahead of the
-// plan.
+// chain returns the pools of a request in the order in which they are tried. An
+// arm that is not of the route's chain is unknown; without any arm there is a
+// chain only if the split has a single pool.
 func (r *route) chain(arm PoolID) ([]PoolID, bool) {
 	for _, ch := range r.chains {
 		if ch[0] == arm {
 			return ch, true
 		}
 	}
-	return r.chains[0], len(r.chains) == 1
+	return r.chains[0], arm == NoPool && r.single
 }
 
 // AppendChain appends the pools of a request's attempts as the route's own

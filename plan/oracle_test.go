@@ -37,17 +37,21 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		}
 		return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 	}
-	if at < 0 {
-		if len(r.Split) > 1 {
-			return oracleAnswer{action: ActionLeave, reason: ReasonUnknownArm}
-		}
+	if at < 0 && c.Arm == NoPool && len(r.Split) == 1 {
 		at = 0
 	}
 	var chain []string
-	for i := range r.Split {
-		chain = append(chain, r.Split[(at+i)%len(r.Split)])
+	switch k := slices.Index(r.Fallback, arm); {
+	case at >= 0:
+		for i := range r.Split {
+			chain = append(chain, r.Split[(at+i)%len(r.Split)])
+		}
+		chain = append(chain, r.Fallback...)
+	case k >= 0:
+		chain = append(append([]string{arm}, r.Split...), slices.Delete(slices.Clone(r.Fallback), k, k+1)...)
+	default:
+		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownArm}
 	}
-	chain = append(chain, r.Fallback...)
 
 	firstAlive := -1
 	for pos, name := range chain {

@@ -58,9 +58,11 @@ type RouteInput struct {
 	// FirstTokenMillis, if not 0, is the per-attempt limit for streaming
 	// requests.
 	FirstTokenMillis uint32
-	// Split are the pools of the first group, in draw order.
+	// Split are the pools of the first group, in draw order: those that Envoy
+	// draws, that is, those of weight > 0.
 	Split []string
-	// Fallback are the pools after those of the split.
+	// Fallback are the pools after those of the split: the split's pools of
+	// weight 0, which get no draw, then the route's fallback.
 	Fallback []string
 }
 
