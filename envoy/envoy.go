@@ -2,11 +2,12 @@ package envoy
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"unicode/utf8"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -42,19 +43,106 @@ func ListenerName(group string, listen netip.AddrPort) string {
 	return "fairlead." + group + "." + listen.String()
 }
 
-// Build builds the resources of one group.
+// Build builds the resources of one group. Errors name the route, pool or
+// address that is at fault; what it returns has passed [Validate] and
+// [Closure].
 func Build(cfg *fleet.Config, group fleet.Group, rt Runtime) (Resources, error) {
-	return Resources{}, errors.New("not built")
+	if err := checkStrings(cfg, group, rt); err != nil {
+		return Resources{}, err
+	}
+	routes, err := routeConfig(cfg, group, rt)
+	if err != nil {
+		return Resources{}, err
+	}
+	r := Resources{Routes: []*routev3.RouteConfiguration{routes}}
+	for _, p := range reachable(cfg, group) {
+		c := poolCluster(p)
+		cla, err := assignment(p, c)
+		if err != nil {
+			return Resources{}, err
+		}
+		r.Clusters = append(r.Clusters, c)
+		r.Endpoints = append(r.Endpoints, cla)
+	}
+	extProc, err := extProcCluster(rt.ExtProc)
+	if err != nil {
+		return Resources{}, err
+	}
+	accessLog, err := accessLogCluster(rt.AccessLog)
+	if err != nil {
+		return Resources{}, err
+	}
+	r.Clusters = append(r.Clusters, extProc, accessLog)
+	return r, r.check()
 }
 
-// BuildListener builds the listener of the group's sidecars that listen on the
-// given address.
-func BuildListener(cfg *fleet.Config, group fleet.Group, listen netip.AddrPort, rt Runtime) (*listenerv3.Listener, error) {
-	return nil, errors.New("not built")
+// reachable lists the pools that the group's routes can use, in the config's
+// order.
+func reachable(cfg *fleet.Config, group fleet.Group) []fleet.Pool {
+	used := map[string]bool{}
+	for _, name := range group.Routes {
+		r, _ := cfg.RouteByName(name)
+		for _, w := range r.Split {
+			used[w.Pool] = true
+		}
+		for _, pool := range r.Fallback {
+			used[pool] = true
+		}
+	}
+	var out []fleet.Pool
+	for _, p := range cfg.Pools {
+		if used[p.Name] {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
-// Validate checks a message and, recursively, every Any inside it.
-func Validate(m proto.Message) error { return nil }
+func (r Resources) check() error {
+	faults := []error{Closure(r)}
+	for _, m := range r.messages() {
+		faults = append(faults, Validate(m))
+	}
+	return errors.Join(faults...)
+}
 
-// Closure checks that everything a resource refers to is there.
-func Closure(r Resources, listeners ...*listenerv3.Listener) error { return nil }
+func (r Resources) messages() []proto.Message {
+	var out []proto.Message
+	for _, m := range r.Clusters {
+		out = append(out, m)
+	}
+	for _, m := range r.Endpoints {
+		out = append(out, m)
+	}
+	for _, m := range r.Routes {
+		out = append(out, m)
+	}
+	return out
+}
+
+// checkStrings refuses text that is not UTF-8, which protobuf can't carry.
+func checkStrings(cfg *fleet.Config, group fleet.Group, rt Runtime) error {
+	named := []struct{ what, value string }{
+		{"group name", group.Name},
+		{"ext_proc address", rt.ExtProc.String()},
+		{"access log address", rt.AccessLog.String()},
+	}
+	for _, r := range cfg.Routes {
+		named = append(named,
+			struct{ what, value string }{"route name", r.Name},
+			struct{ what, value string }{"route " + r.Name + ": prefix", r.Match.Prefix},
+			struct{ what, value string }{"route " + r.Name + ": model", r.Match.Model})
+	}
+	for _, p := range cfg.Pools {
+		named = append(named, struct{ what, value string }{"pool name", p.Name})
+		if p.HealthCheck != nil {
+			named = append(named, struct{ what, value string }{"pool " + p.Name + ": health check path", p.HealthCheck.Path})
+		}
+	}
+	for _, n := range named {
+		if !utf8.ValidString(n.value) {
+			return fmt.Errorf("%s %q is not UTF-8", n.what, n.value)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,325 @@
+package envoy
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	xdscorev3 "github.com/cncf/xds/go/xds/core/v3"
+	matchingv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	grpclogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
+	extensionmatcherv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
+	skipv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	jsonmetadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	tracingv3 "github.com/envoyproxy/go-control-plane/envoy/type/tracing/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+)
+
+// Names of the HTTP filters, by which routes configure them.
+const (
+	filterPeek     = "envoy.filters.http.json_to_metadata"
+	filterBodySize = "envoy.filters.http.body_size_limit"
+	filterExtProc  = wire.AttributesKey
+	filterRouter   = "envoy.filters.http.router"
+)
+
+const (
+	// bufferLimitBytes is Envoy's own default, said aloud: what one connection
+	// may hold in each direction before its peer is told to wait.
+	bufferLimitBytes = 1 << 20
+
+	// shortestIdle is the least time a silent stream may last. A generation
+	// that isn't streamed is silent until its end, so the listener's drain
+	// time (above the longest generation) counts where it is longer.
+	shortestIdle = 15 * time.Minute
+
+	// headersTimeout ends connections that dribble a request's headers.
+	headersTimeout = 30 * time.Second
+
+	// decisionTimeout bounds the wait for ext_proc. With 50 ms, five of five
+	// requests with a 2 MB JSON body went unsteered, because parsing ate the
+	// time; with 200 ms none did (measured on Envoy 1.40.0).
+	decisionTimeout = 200 * time.Millisecond
+
+	// Access-log batches: a fifth of the cost of sending each entry alone, and
+	// Envoy's memory stays bounded when the receiver hangs (measured on Envoy
+	// 1.40.0).
+	logBatchBytes = 16 << 10
+	logBatchTime  = 50 * time.Millisecond
+
+	// heartbeat is how often a running request is logged.
+	heartbeat = 10 * time.Second
+
+	// largestBody is the body limit of requests on no route at all.
+	largestBody = 64 << 20
+)
+
+// BuildListener builds the listener of the group's sidecars that listen on the
+// given address.
+//
+// Whatever changes it drains connections, so it depends on the group's
+// listener settings only: never on routes, pools or the runtime's splits.
+func BuildListener(cfg *fleet.Config, group fleet.Group, listen netip.AddrPort, rt Runtime) (*listenerv3.Listener, error) {
+	if !listen.IsValid() {
+		return nil, fmt.Errorf("group %q: no listening address", group.Name)
+	}
+	if err := checkStrings(cfg, group, rt); err != nil {
+		return nil, err
+	}
+	if d := group.Listener.PeekDigits; d < 1 || d > 9 {
+		return nil, fmt.Errorf("group %q: peek digits: found %d; accepted: 1…9", group.Name, d)
+	}
+	l := &listenerv3.Listener{
+		Name:                          ListenerName(group.Name, listen),
+		Address:                       socket(listen),
+		PerConnectionBufferLimitBytes: u32(bufferLimitBytes),
+		// Two Envoys on one address would silently share it; so the second one
+		// fails to bind and says so.
+		EnableReusePort: wrapperspb.Bool(false),
+		FilterChains: []*listenerv3.FilterChain{{
+			Filters: []*listenerv3.Filter{{
+				Name:       "envoy.filters.network.http_connection_manager",
+				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(connectionManager(group))},
+			}},
+		}},
+	}
+	if err := Validate(l); err != nil {
+		return nil, fmt.Errorf("group %q: %w", group.Name, err)
+	}
+	return l, nil
+}
+
+func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
+	return &hcmv3.HttpConnectionManager{
+		StatPrefix: "fairlead",
+		// HTTP/1.1 and HTTP/2 with prior knowledge on one port.
+		CodecType:            hcmv3.HttpConnectionManager_AUTO,
+		Http2ProtocolOptions: http2Options(group.Listener.HTTP2),
+		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
+			ConfigSource: ads(), RouteConfigName: RouteConfigName(group.Name),
+		}},
+		StreamIdleTimeout:     seconds(max(shortestIdle, group.Listener.DrainTime)),
+		RequestHeadersTimeout: seconds(headersTimeout),
+		// An HTTP/1.1 client sees a stream that broke half-way at once, not a
+		// second later.
+		DelayedCloseTimeout: seconds(0),
+		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{
+			extension("envoy.http.early_header_mutation.header_mutation", earlyMutations()),
+		},
+		// Callers in the trusted ranges keep their request id; others get one
+		// of Envoy's.
+		UseRemoteAddress:      wrapperspb.Bool(true),
+		InternalAddressConfig: trusted(group.Listener.TrustedCIDRs),
+		UpgradeConfigs:        []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
+		LocalReplyConfig:      localReplyConfig(),
+		AccessLog: []*accesslogv3.AccessLog{accessLog(wire.LogDownstream, nil,
+			datav3.AccessLogType_DownstreamEnd, datav3.AccessLogType_DownstreamPeriodic)},
+		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{
+			AccessLogFlushInterval: seconds(heartbeat),
+		},
+		HttpFilters: []*hcmv3.HttpFilter{
+			httpFilter(filterPeek, extensionWithin(group.Listener.PeekDigits)),
+			// After the body filter: by now the model has chosen the route.
+			{Name: filterBodySize, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: bodySize(largestBody)}},
+			{Name: filterExtProc, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(externalProcessor())}},
+			{Name: filterRouter, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(router())}},
+		},
+	}
+}
+
+func httpFilter(name string, config *extensionmatcherv3.ExtensionWithMatcher) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(config)}}
+}
+
+// earlyMutations clean a request before any filter or route sees it, and give
+// it its draw. The draw is the microsecond part of the request's start time:
+// routes hash it.
+func earlyMutations() *earlyv3.HeaderMutation {
+	m := &earlyv3.HeaderMutation{}
+	for _, prefix := range ReservedPrefixes() {
+		m.Mutations = append(m.Mutations, &mutationv3.HeaderMutation{
+			Action: &mutationv3.HeaderMutation_RemoveOnMatch_{RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{
+				KeyMatcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}},
+			}},
+		})
+	}
+	m.Mutations = append(m.Mutations, &mutationv3.HeaderMutation{
+		Action: &mutationv3.HeaderMutation_Append{Append: setHeader(wire.HeaderDraw, "%START_TIME(%6f)%")},
+	})
+	return m
+}
+
+// ReservedPrefixes are the beginnings of request header names that no client
+// may send. x-envoy- is among them because Envoy lets such headers steer
+// retries and timeouts; it sets its own later.
+func ReservedPrefixes() []string {
+	return []string{
+		wire.ReservedPrefix,
+		wire.HeaderGatewayDestination,
+		wire.HeaderExecutionGraph,
+		"x-envoy-",
+	}
+}
+
+// trusted makes only the given ranges internal: Envoy's default would take
+// every private address for one.
+func trusted(prefixes []netip.Prefix) *hcmv3.HttpConnectionManager_InternalAddressConfig {
+	c := &hcmv3.HttpConnectionManager_InternalAddressConfig{}
+	for _, p := range prefixes {
+		c.CidrRanges = append(c.CidrRanges, &corev3.CidrRange{
+			AddressPrefix: p.Addr().String(), PrefixLen: u32(uint32(p.Bits())),
+		})
+	}
+	return c
+}
+
+func contentLengthPattern(digits int) string { return fmt.Sprintf("[0-9]{1,%d}", digits) }
+
+// extensionWithin is the body filter behind a matcher that skips it unless the
+// content-length has at most that many digits. The filter parses whole
+// documents (8 MB of integers: 1.6 s and 780 MB on Envoy 1.40.0), and it would
+// hold WebSocket upgrades and CONNECT requests for ever; neither they nor
+// chunked bodies have a content-length.
+func extensionWithin(digits int) *extensionmatcherv3.ExtensionWithMatcher {
+	small := &matchingv3.Matcher_MatcherList_Predicate{
+		MatchType: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate_{
+			SinglePredicate: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate{
+				Input: matchingExtension("content-length", &matcherv3.HttpRequestHeaderMatchInput{HeaderName: "content-length"}),
+				Matcher: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate_ValueMatch{
+					ValueMatch: &matchingv3.StringMatcher{MatchPattern: &matchingv3.StringMatcher_SafeRegex{
+						SafeRegex: &matchingv3.RegexMatcher{
+							EngineType: &matchingv3.RegexMatcher_GoogleRe2{GoogleRe2: &matchingv3.RegexMatcher_GoogleRE2{}},
+							Regex:      contentLengthPattern(digits),
+						},
+					}},
+				},
+			},
+		},
+	}
+	return &extensionmatcherv3.ExtensionWithMatcher{
+		ExtensionConfig: extension(filterPeek, peek()),
+		XdsMatcher: &matchingv3.Matcher{MatcherType: &matchingv3.Matcher_MatcherList_{
+			MatcherList: &matchingv3.Matcher_MatcherList{Matchers: []*matchingv3.Matcher_MatcherList_FieldMatcher{{
+				Predicate: &matchingv3.Matcher_MatcherList_Predicate{
+					MatchType: &matchingv3.Matcher_MatcherList_Predicate_NotMatcher{NotMatcher: small},
+				},
+				OnMatch: &matchingv3.Matcher_OnMatch{OnMatch: &matchingv3.Matcher_OnMatch_Action{
+					Action: matchingExtension("skip", &skipv3.SkipFilter{}),
+				}},
+			}}},
+		}},
+	}
+}
+
+func matchingExtension(name string, m proto.Message) *xdscorev3.TypedExtensionConfig {
+	return &xdscorev3.TypedExtensionConfig{Name: name, TypedConfig: packed(m)}
+}
+
+// peekKeys are the body's top-level fields that steering needs. All of them
+// stand in every access-log entry too, so there are no more than needed.
+var peekKeys = []string{
+	wire.KeyMaxTokens, wire.KeyMaxCompletionTokens, wire.KeyMaxOutputTokens,
+	wire.KeyModel, wire.KeyStream, wire.KeyPromptCacheKey,
+}
+
+func peek() *jsonmetadatav3.JsonToMetadata {
+	rules := &jsonmetadatav3.JsonToMetadata_MatchRules{
+		AllowContentTypesRegex: &matcherv3.RegexMatcher{Regex: `(?i)application/([^;]*\+)?json\s*(;.*)?`},
+	}
+	failed := &jsonmetadatav3.JsonToMetadata_KeyValuePair{
+		MetadataNamespace: wire.NamespacePeek, Key: wire.KeyError,
+		ValueType: &jsonmetadatav3.JsonToMetadata_KeyValuePair_Value{Value: structpb.NewBoolValue(true)},
+	}
+	for _, key := range peekKeys {
+		rules.Rules = append(rules.Rules, &jsonmetadatav3.JsonToMetadata_Rule{
+			Selectors: []*jsonmetadatav3.JsonToMetadata_Selector{{
+				Selector: &jsonmetadatav3.JsonToMetadata_Selector_Key{Key: key},
+			}},
+			OnPresent: &jsonmetadatav3.JsonToMetadata_KeyValuePair{MetadataNamespace: wire.NamespacePeek, Key: key},
+			OnError:   failed,
+		})
+	}
+	return &jsonmetadatav3.JsonToMetadata{RequestRules: rules}
+}
+
+// externalProcessor asks for a decision on the request's headers and on
+// nothing else: no body mode (several can hang or crash Envoy), no response.
+func externalProcessor() *extprocfilterv3.ExternalProcessor {
+	return &extprocfilterv3.ExternalProcessor{
+		GrpcService: grpcService(wire.ClusterExtProc),
+		// Without a decision Envoy's own split and balancing serve.
+		FailureModeAllow: true,
+		MessageTimeout:   seconds(decisionTimeout),
+		ProcessingMode: &extprocfilterv3.ProcessingMode{
+			RequestHeaderMode:  extprocfilterv3.ProcessingMode_SEND,
+			ResponseHeaderMode: extprocfilterv3.ProcessingMode_SKIP,
+		},
+		RequestAttributes: []string{wire.AttributeClusterName, wire.AttributeRouteName, wire.AttributeSource},
+		MetadataOptions: &extprocfilterv3.MetadataOptions{
+			ForwardingNamespaces: &extprocfilterv3.MetadataOptions_MetadataNamespaces{
+				Untyped: []string{wire.NamespacePeek},
+			},
+			ReceivingNamespaces: &extprocfilterv3.MetadataOptions_MetadataNamespaces{
+				Untyped: []string{wire.NamespaceSteer, wire.NamespaceGroups, wire.NamespaceLog},
+			},
+		},
+		// Lets ext_proc set wire.HeaderPerTryTimeout.
+		MutationRules: &mutationv3.HeaderMutationRules{AllowEnvoy: wrapperspb.Bool(true)},
+	}
+}
+
+// router logs every attempt when its connection is ready and when it ends.
+// Those entries know neither the attempt's number nor the decision, so both
+// come as tags from request headers.
+func router() *routerv3.Router {
+	tags := []*tracingv3.CustomTag{
+		headerTag(wire.TagAttempt, wire.HeaderAttemptCount),
+		headerTag(wire.TagDecision, wire.HeaderDecision),
+	}
+	return &routerv3.Router{
+		UpstreamLog: []*accesslogv3.AccessLog{accessLog(wire.LogUpstream, tags,
+			datav3.AccessLogType_UpstreamPoolReady, datav3.AccessLogType_UpstreamEnd)},
+		UpstreamLogOptions: &routerv3.Router_UpstreamAccessLogOptions{FlushUpstreamLogOnUpstreamStream: true},
+	}
+}
+
+func headerTag(tag, header string) *tracingv3.CustomTag {
+	return &tracingv3.CustomTag{Tag: tag, Type: &tracingv3.CustomTag_RequestHeader{
+		RequestHeader: &tracingv3.CustomTag_Header{Name: header},
+	}}
+}
+
+func accessLog(name string, tags []*tracingv3.CustomTag, types ...datav3.AccessLogType) *accesslogv3.AccessLog {
+	return &accesslogv3.AccessLog{
+		Name: "envoy.access_loggers.http_grpc",
+		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_LogTypeFilter{
+			LogTypeFilter: &accesslogv3.LogTypeFilter{Types: types},
+		}},
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: packed(&grpclogv3.HttpGrpcAccessLogConfig{
+			CommonConfig: &grpclogv3.CommonGrpcAccessLogConfig{
+				LogName:             name,
+				TransportApiVersion: corev3.ApiVersion_V3,
+				GrpcService:         grpcService(wire.ClusterAccessLog),
+				BufferSizeBytes:     u32(logBatchBytes),
+				BufferFlushInterval: seconds(logBatchTime),
+				CustomTags:          tags,
+			},
+			AdditionalRequestHeadersToLog: []string{wire.HeaderRequestID},
+		})},
+	}
+}

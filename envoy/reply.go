@@ -1,0 +1,217 @@
+package envoy
+
+import (
+	"net/http"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	celv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+)
+
+// problem is an error that Envoy answers by itself.
+type problem struct {
+	status uint32
+	// code is for programs: OpenAI's error.code.
+	code string
+	// message is for people. It may hold Envoy's command operators, so a
+	// literal percent sign is written twice.
+	message string
+}
+
+// body is the error as JSON in a dialect. The types are those that the SDKs of
+// the two APIs know.
+func (p problem) body(d fleet.Dialect) *structpb.Struct {
+	if d == fleet.DialectAnthropic {
+		return object(map[string]*structpb.Value{
+			"type": text("error"),
+			"error": structpb.NewStructValue(object(map[string]*structpb.Value{
+				"type":    text(anthropicType(p.status)),
+				"message": text(p.message),
+			})),
+		})
+	}
+	return object(map[string]*structpb.Value{
+		"error": structpb.NewStructValue(object(map[string]*structpb.Value{
+			"type":    text(openAIType(p.status)),
+			"code":    text(p.code),
+			"message": text(p.message),
+		})),
+	})
+}
+
+func anthropicType(status uint32) string {
+	switch status {
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusGatewayTimeout, http.StatusRequestTimeout:
+		return "timeout_error"
+	case http.StatusServiceUnavailable:
+		return "overloaded_error"
+	}
+	if status >= http.StatusInternalServerError {
+		return "api_error"
+	}
+	return "invalid_request_error"
+}
+
+func openAIType(status uint32) string {
+	switch {
+	case status == http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case status >= http.StatusInternalServerError:
+		return "server_error"
+	}
+	return "invalid_request_error"
+}
+
+func jsonFormat(body *structpb.Struct) *corev3.SubstitutionFormatString {
+	return &corev3.SubstitutionFormatString{
+		Format:      &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: body},
+		ContentType: "application/json",
+		JsonFormatOptions: &corev3.JsonFormatOptions{
+			SortProperties: true,
+		},
+	}
+}
+
+// The retry fields of a 429 that comes without any: an upstream's own, or a
+// sidecar's own limit. One second is a guess that no server has confirmed.
+const (
+	defaultRetryAfterMs = "1000"
+	defaultRetryAfter   = "1"
+)
+
+// localReply is one kind of answer that Envoy makes up itself, found by status
+// or by response flags.
+type localReply struct {
+	problem
+	// flags, if set, selects by Envoy's response flags; else the status does.
+	flags []string
+	// rewrite changes the status to the problem's.
+	rewrite bool
+}
+
+// localReplies lists the answers in the order they are tried. The answers of
+// ext_proc and of our own direct responses come through here too: they carry
+// no response flag and none of these statuses, and so pass unchanged.
+func localReplies() []localReply {
+	return []localReply{
+		{flags: []string{"UO"}, rewrite: true, problem: problem{
+			status: http.StatusTooManyRequests, code: "rate_limit_exceeded",
+			message: "Too many concurrent requests at this gateway. Retry after the time given by retry-after-ms.",
+		}},
+		{problem: problem{
+			status: http.StatusRequestEntityTooLarge, code: "request_too_large",
+			message: "The request body is larger than this gateway accepts.",
+		}},
+		{problem: problem{
+			status: http.StatusForbidden, code: "not_allowed",
+			message: "This kind of request is not allowed here: " + detailsOperator + ".",
+		}},
+		{flags: []string{"NR"}, problem: problem{
+			status: http.StatusNotFound, code: "not_found", message: "No route matches this request.",
+		}},
+		{flags: []string{"UT"}, problem: problem{
+			status: http.StatusGatewayTimeout, code: "timeout",
+			message: "No model server answered in time: " + detailsOperator + ".",
+		}},
+		{flags: []string{"SI"}, problem: problem{
+			status: http.StatusRequestTimeout, code: "timeout",
+			message: "The request was idle for too long: " + detailsOperator + ".",
+		}},
+		{flags: []string{"DPE"}, problem: problem{
+			status: http.StatusBadRequest, code: "bad_request",
+			message: "The request is not valid HTTP: " + detailsOperator + ".",
+		}},
+		// Whatever else carries a flag: no live endpoint, refused and broken
+		// connections, used-up retries, a missing cluster, overload.
+		{flags: []string{}, problem: problem{
+			status: http.StatusServiceUnavailable, code: "unavailable",
+			message: "No model server could take the request: " + detailsOperator + ".",
+		}},
+	}
+}
+
+const detailsOperator = "%RESPONSE_CODE_DETAILS%"
+
+// localReplyConfig writes Envoy's own answers in the caller's dialect and
+// stamps the headers that every answer carries.
+func localReplyConfig() *hcmv3.LocalReplyConfig {
+	c := &hcmv3.LocalReplyConfig{}
+	for _, r := range localReplies() {
+		c.Mappers = append(c.Mappers,
+			r.mapper(and(r.filter(), anthropicRoute()), fleet.DialectAnthropic),
+			r.mapper(r.filter(), fleet.DialectOpenAI),
+		)
+	}
+	return c
+}
+
+func (r localReply) mapper(filter *accesslogv3.AccessLogFilter, d fleet.Dialect) *hcmv3.ResponseMapper {
+	m := &hcmv3.ResponseMapper{
+		Filter:             filter,
+		BodyFormatOverride: jsonFormat(r.body(d)),
+		// Routes set these themselves; here they are for answers without one.
+		HeadersToAdd: []*corev3.HeaderValueOption{
+			addHeader(wire.HeaderRouteStrategy, fleet.StrategyLegacy.String()),
+			addHeader(wire.HeaderRequestID, requestIDOperator),
+		},
+	}
+	if r.rewrite {
+		m.StatusCode = u32(r.status)
+	}
+	if r.status == http.StatusTooManyRequests {
+		m.HeadersToAdd = append(m.HeadersToAdd,
+			addHeader(wire.HeaderRetryAfterMs, defaultRetryAfterMs),
+			addHeader(wire.HeaderRetryAfter, defaultRetryAfter))
+	}
+	return m
+}
+
+func (r localReply) filter() *accesslogv3.AccessLogFilter {
+	if r.flags != nil {
+		return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
+			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: r.flags},
+		}}
+	}
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_StatusCodeFilter{
+		StatusCodeFilter: &accesslogv3.StatusCodeFilter{Comparison: &accesslogv3.ComparisonFilter{
+			Op: accesslogv3.ComparisonFilter_EQ,
+			Value: &corev3.RuntimeUInt32{
+				DefaultValue: r.status, RuntimeKey: "fairlead.local_reply.status",
+			},
+		}},
+	}}
+}
+
+func and(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{
+		AndFilter: &accesslogv3.AndFilter{Filters: filters},
+	}}
+}
+
+// anthropicRoute holds for requests on a route whose metadata names that
+// dialect. The dialect stands in the route and not here, because a changed
+// listener drains connections and a changed route does not.
+func anthropicRoute() *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{
+		ExtensionFilter: &accesslogv3.ExtensionFilter{
+			Name: "envoy.access_loggers.extension_filters.cel",
+			ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: packed(&celv3.ExpressionFilter{
+				Expression: "xds.route_metadata.filter_metadata['" + routeNamespace + "']['" + routeDialect +
+					"'] == '" + fleet.DialectAnthropic.String() + "'",
+			})},
+		},
+	}}
+}

@@ -1,0 +1,471 @@
+package envoy
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"regexp"
+	"sort"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	bodysizev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/body_size_limit/v3"
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	previoushostsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	prioritygroupv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/priority_group/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+)
+
+// Suffixes of the Envoy routes that one config route becomes. The route for
+// generating paths bears the config route's own name.
+const (
+	// OtherSuffix marks the route for paths that don't generate tokens.
+	OtherSuffix = "/other"
+	// ConnectSuffix marks the route for CONNECT requests.
+	ConnectSuffix = "/connect"
+)
+
+// ConfigRoute returns the name of the config route behind an Envoy route's
+// name (wire.AttributeRouteName).
+func ConfigRoute(name string) string {
+	name = strings.TrimSuffix(name, OtherSuffix)
+	return strings.TrimSuffix(name, ConnectSuffix)
+}
+
+// GroupOwn is the name of every route's first priority group: the split. The
+// further pools of the split are in GroupOwn-2, -3, …
+const GroupOwn = "own"
+
+// PoolGroup is the name of the priority group that holds one fallback pool.
+func PoolGroup(pool string) string { return "pool-" + pool }
+
+const (
+	routeNamespace = "fairlead"
+	routeDialect   = "dialect"
+
+	// Retries wait 1 ms: the next target is another server or another pool, so
+	// there is nothing to wait for. Envoy's default of 25 ms costs a walk
+	// along three targets up to 128 ms (measured on Envoy 1.40.0).
+	retryBackOff    = time.Millisecond
+	retryBackOffMax = 10 * time.Millisecond
+
+	// hostTries bounds how often Envoy draws again when its own balancer picks
+	// an endpoint that this request has already tried.
+	hostTries = 5
+
+	// On generating paths anything that ends before the response headers may
+	// be sent again. reset-before-request would miss a server that dies while
+	// it works.
+	retryGenerating = "reset,connect-failure,refused-stream,retriable-status-codes"
+	// Elsewhere only what was never sent.
+	retryOther = "connect-failure,refused-stream,reset-before-request"
+)
+
+const requestIDOperator = "%REQ(X-REQUEST-ID)%"
+
+// routeConfig builds a group's route table.
+func routeConfig(cfg *fleet.Config, group fleet.Group, rt Runtime) (*routev3.RouteConfiguration, error) {
+	configured, err := groupRoutes(cfg, group, rt)
+	if err != nil {
+		return nil, err
+	}
+	var routes []*routev3.Route
+	for i, r := range configured {
+		rs, err := routesOf(cfg, r, skipsPeek(configured, i), group.Listener.PeekDigits)
+		if err != nil {
+			return nil, err
+		}
+		routes = append(routes, rs...)
+	}
+	routes = append(routes, refusals(routes, configured, group.Listener.PeekDigits)...)
+	return &routev3.RouteConfiguration{
+		Name: RouteConfigName(group.Name),
+		VirtualHosts: []*routev3.VirtualHost{{
+			Name:                       "all",
+			Domains:                    []string{"*"},
+			Routes:                     routes,
+			IncludeRequestAttemptCount: true,
+		}},
+		ResponseHeadersToRemove: []string{
+			wire.HeaderDecision, wire.HeaderServedBy, wire.HeaderExecutionGraph,
+		},
+		ResponseHeadersToAdd: responseHeaders(),
+		// A route to a cluster that Envoy doesn't know is refused as a whole
+		// instead of answering 503.
+		ValidateClusters: wrapperspb.Bool(true),
+	}, nil
+}
+
+// groupRoutes resolves a group's routes with their effective splits.
+func groupRoutes(cfg *fleet.Config, group fleet.Group, rt Runtime) ([]fleet.Route, error) {
+	out := make([]fleet.Route, 0, len(group.Routes))
+	for _, name := range group.Routes {
+		r, ok := cfg.RouteByName(name)
+		if !ok {
+			return nil, fmt.Errorf("group %q: no route %q in the config", group.Name, name)
+		}
+		if s, ok := rt.Splits[name]; ok {
+			if !samePools(r.Split, s) {
+				return nil, fmt.Errorf("route %q: split set by hand is %v, the config's is %v; the pools and their order must be the same", name, s, r.Split)
+			}
+			r.Split = s
+		}
+		if r.Split.BasisPoints() == nil {
+			return nil, fmt.Errorf("route %q: split %v has no weight above 0", name, r.Split)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func samePools(a, b fleet.Split) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Pool != b[i].Pool {
+			return false
+		}
+	}
+	return true
+}
+
+// skipsPeek reports whether route i may leave its requests' bodies unread.
+// Envoy picks a first route before it reads the body, and a filter disabled
+// there stays out; so an earlier route that needs the body's model and may see
+// the same paths wins.
+func skipsPeek(routes []fleet.Route, i int) bool {
+	if !routes[i].TrustDeclared {
+		return false
+	}
+	for _, earlier := range routes[:i] {
+		if earlier.Match.Model != "" && overlap(earlier.Match.Prefix, routes[i].Match.Prefix) {
+			return false
+		}
+	}
+	return true
+}
+
+func overlap(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }
+
+// routesOf builds the Envoy routes of one config route.
+func routesOf(cfg *fleet.Config, r fleet.Route, skipPeek bool, peekDigits int) ([]*routev3.Route, error) {
+	chain, err := chainOf(cfg, r)
+	if err != nil {
+		return nil, err
+	}
+	generating := retryPolicy(retryGenerating, chain)
+	generating.RetriableStatusCodes = []uint32{http.StatusServiceUnavailable}
+	if chain.tiersChange {
+		generating.RetriableStatusCodes = []uint32{http.StatusTooManyRequests, http.StatusServiceUnavailable}
+	}
+	other := retryPolicy(retryOther, chain)
+
+	build := func(name string, match *routev3.RouteMatch, retry *routev3.RetryPolicy) *routev3.Route {
+		out := &routev3.Route{
+			Name:                   name,
+			Match:                  match,
+			Metadata:               dialectMetadata(r.Dialect),
+			RequestHeadersToRemove: []string{wire.HeaderDraw},
+			RequestBodyBufferLimit: wrapperspb.UInt64(bufferLimit(r, peekDigits)),
+			TypedPerFilterConfig:   map[string]*anypb.Any{filterBodySize: bodySize(r.MaxBody)},
+			Action:                 &routev3.Route_Route{Route: routeAction(chain, retry)},
+		}
+		if skipPeek {
+			out.TypedPerFilterConfig[filterPeek] = packed(&routev3.FilterConfig{Disabled: true})
+		}
+		return out
+	}
+	var out []*routev3.Route
+	if r.Match.Connect {
+		c := build(r.Name+ConnectSuffix, connectMatch(), other)
+		c.GetRoute().UpgradeConfigs = []*routev3.RouteAction_UpgradeConfig{{UpgradeType: "CONNECT", Enabled: wrapperspb.Bool(true)}}
+		out = append(out, c)
+	}
+	generates := prefixMatch(r.Match.Prefix, pathMatcher(generatingPath()))
+	rest := prefixMatch(r.Match.Prefix)
+	if r.Match.Model != "" {
+		generates.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
+		rest.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
+	}
+	return append(out, build(r.Name, generates, generating), build(r.Name+OtherSuffix, rest, other)), nil
+}
+
+// bufferLimit is how much of a body Envoy keeps so that it can send it again.
+// It is never below what the body filter reads, which would refuse such bodies
+// with a 413.
+func bufferLimit(r fleet.Route, peekDigits int) uint64 {
+	return max(uint64(r.RetryBody), largestPeek(peekDigits))
+}
+
+// largestPeek is the largest body whose content-length has that many digits.
+func largestPeek(digits int) uint64 { return uint64(math.Pow10(digits)) - 1 }
+
+func bodySize(limit fleet.Bytes) *anypb.Any {
+	return packed(&bodysizev3.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(uint64(limit))})
+}
+
+func dialectMetadata(d fleet.Dialect) *corev3.Metadata {
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
+		routeNamespace: object(map[string]*structpb.Value{routeDialect: text(d.String())}),
+	}}
+}
+
+func routeAction(c chain, retry *routev3.RetryPolicy) *routev3.RouteAction {
+	return &routev3.RouteAction{
+		ClusterSpecifier: &routev3.RouteAction_InlineClusterSpecifierPlugin{
+			InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{Extension: extension(
+				"envoy.router.cluster_specifier_plugin.priority_group",
+				&prioritygroupv3.PriorityGroupClusterSpecifier{
+					PriorityGroups:            c.groups,
+					OverrideMetadataNamespace: wire.NamespaceGroups,
+					RandomValueSpecifier: &prioritygroupv3.PriorityGroupClusterSpecifier_UseHashPolicy{
+						UseHashPolicy: wrapperspb.Bool(true),
+					},
+				})},
+		},
+		// A session keeps its pool as long as the weights stay; other requests
+		// draw by the header that Envoy set itself.
+		HashPolicy: []*routev3.RouteAction_HashPolicy{
+			hashHeader(wire.HeaderSessionAffinity, true),
+			hashHeader(wire.HeaderDraw, false),
+		},
+		RetryPolicy: retry,
+		// No limit on the whole answer: generations take as long as they take.
+		Timeout: seconds(0),
+	}
+}
+
+func hashHeader(name string, terminal bool) *routev3.RouteAction_HashPolicy {
+	return &routev3.RouteAction_HashPolicy{
+		PolicySpecifier: &routev3.RouteAction_HashPolicy_Header_{
+			Header: &routev3.RouteAction_HashPolicy_Header{HeaderName: name},
+		},
+		Terminal: terminal,
+	}
+}
+
+// retryPolicy walks the chain once: attempt n uses group n. There is no
+// per-try timeout: an answer that isn't streamed sends its headers at the very
+// end and would be generated again for each attempt. ext_proc sets one per
+// streaming request.
+func retryPolicy(on string, c chain) *routev3.RetryPolicy {
+	return &routev3.RetryPolicy{
+		RetryOn:               on,
+		NumRetries:            u32(uint32(len(c.groups) - 1)),
+		RefreshClusterOnRetry: true,
+		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
+			BaseInterval: seconds(retryBackOff), MaxInterval: seconds(retryBackOffMax),
+		},
+		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
+			Name: "envoy.retry_host_predicates.previous_hosts",
+			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{
+				TypedConfig: packed(&previoushostsv3.PreviousHostsPredicate{}),
+			},
+		}},
+		HostSelectionRetryMaxAttempts: hostTries,
+	}
+}
+
+func prefixMatch(prefix string, headers ...*routev3.HeaderMatcher) *routev3.RouteMatch {
+	return &routev3.RouteMatch{
+		PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: prefix},
+		Headers:       headers,
+	}
+}
+
+func connectMatch() *routev3.RouteMatch {
+	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_ConnectMatcher_{
+		ConnectMatcher: &routev3.RouteMatch_ConnectMatcher{},
+	}}
+}
+
+// generatingPath is [fleet.Generates] as a regular expression on :path.
+func generatingPath() string {
+	ends := fleet.GeneratingPaths()
+	for i, e := range ends {
+		ends[i] = regexp.QuoteMeta(e)
+	}
+	return `[^?]*(?:` + strings.Join(ends, "|") + `)(?:\?.*)?`
+}
+
+func pathMatcher(pattern string) *routev3.HeaderMatcher { return headerMatches(":path", pattern) }
+
+// headerMatches holds when the whole value of a header matches.
+func headerMatches(name, pattern string) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{
+		Name: name,
+		HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{
+			MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: pattern}},
+		}},
+	}
+}
+
+func modelIs(model string) *matcherv3.MetadataMatcher {
+	return peeked(wire.KeyModel, &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{
+		StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: model}},
+	}})
+}
+
+func isPresent(key string) *matcherv3.MetadataMatcher {
+	return peeked(key, &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_PresentMatch{PresentMatch: true}})
+}
+
+func peeked(key string, value *matcherv3.ValueMatcher) *matcherv3.MetadataMatcher {
+	return &matcherv3.MetadataMatcher{
+		Filter: wire.NamespacePeek,
+		Path: []*matcherv3.MetadataMatcher_PathSegment{{
+			Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key},
+		}},
+		Value: value,
+	}
+}
+
+// responseHeaders are put on every answer, Envoy's own included.
+//
+// A value from metadata that isn't there sets nothing. So "legacy" first and
+// the decision's strategy over it gives one right value with ext_proc alive
+// and dead.
+func responseHeaders() []*corev3.HeaderValueOption {
+	decided := func(key string) string { return metadataValue(wire.NamespaceLog, key) }
+	return []*corev3.HeaderValueOption{
+		setHeader(wire.HeaderRouteStrategy, fleet.StrategyLegacy.String()),
+		setHeader(wire.HeaderRouteStrategy, decided(wire.KeyStrategy)),
+		setHeader(wire.HeaderDecision, decided(wire.KeyDecision)),
+		setHeader(wire.HeaderExecutionGraph, decided(wire.KeyPlan)),
+		setHeader(wire.HeaderRequestID, requestIDOperator),
+		setHeader(wire.HeaderRequestID, decided(wire.KeyRequestID)),
+		addHeader(wire.HeaderRetryAfterMs, throttledWithout(wire.HeaderRetryAfter, defaultRetryAfterMs)),
+	}
+}
+
+// throttledWithout prints value on a 429 that lacks the header, else nothing.
+// SDKs let retry-after-ms win over retry-after, so it is added only where the
+// server gave neither.
+func throttledWithout(header, value string) string {
+	return fmt.Sprintf("%%CEL(response.code == 429 && !('%s' in response.headers) ? '%s' : '')%%", header, value)
+}
+
+// refusals are the answers to requests that no configured route takes: first
+// those whose path belongs to routes that all ask for another model, longest
+// prefix first, then everything else.
+func refusals(built []*routev3.Route, configured []fleet.Route, peekDigits int) []*routev3.Route {
+	var out []*routev3.Route
+	for _, p := range modelPrefixes(configured) {
+		out = append(out, passBodiless(built, p.first))
+		out = append(out, modelRefusals(p, peekDigits)...)
+	}
+	unknown := problem{
+		status: http.StatusNotFound, code: "not_found",
+		message: "No route matches %REQ(:METHOD)% %PATH(NQ)%.",
+	}
+	limit, buffer := largestLimits(configured, peekDigits)
+	out = append(out,
+		refuse("refuse/messages", prefixMatch("/v1/messages"), fleet.DialectAnthropic, unknown),
+		refuse("refuse/all", prefixMatch("/"), fleet.DialectOpenAI, unknown))
+	for _, r := range out {
+		if r.GetDirectResponse() == nil {
+			continue
+		}
+		// Envoy takes a first route before it has read the model, and that is
+		// often one of these: they must not be stricter than the real ones.
+		r.RequestBodyBufferLimit = wrapperspb.UInt64(buffer)
+		r.TypedPerFilterConfig[filterBodySize] = bodySize(limit)
+	}
+	return out
+}
+
+func largestLimits(routes []fleet.Route, peekDigits int) (body fleet.Bytes, buffer uint64) {
+	body, buffer = 1, largestPeek(peekDigits)
+	for _, r := range routes {
+		body = max(body, r.MaxBody)
+		buffer = max(buffer, bufferLimit(r, peekDigits))
+	}
+	return body, buffer
+}
+
+// modelPrefix is a prefix that some route combines with a model, and the first
+// such route.
+type modelPrefix struct {
+	prefix string
+	first  fleet.Route
+}
+
+func modelPrefixes(routes []fleet.Route) []modelPrefix {
+	var out []modelPrefix
+	seen := map[string]bool{}
+	for _, r := range routes {
+		if r.Match.Model == "" || seen[r.Match.Prefix] {
+			continue
+		}
+		seen[r.Match.Prefix] = true
+		out = append(out, modelPrefix{prefix: r.Match.Prefix, first: r})
+	}
+	sort.SliceStable(out, func(i, j int) bool { return len(out[i].prefix) > len(out[j].prefix) })
+	return out
+}
+
+// passBodiless sends requests that carry no body and so can't name a model
+// (GET /v1/models, HEAD, OPTIONS, WebSocket handshakes) to the first route of
+// the prefix, under that route's own name.
+func passBodiless(built []*routev3.Route, first fleet.Route) *routev3.Route {
+	for _, b := range built {
+		if b.GetName() != first.Name+OtherSuffix {
+			continue
+		}
+		out := cloneRoute(b)
+		out.Match = prefixMatch(first.Match.Prefix, headerMatches(":method", "GET|HEAD|OPTIONS"))
+		return out
+	}
+	return nil // routesOf builds one for every route
+}
+
+// modelRefusals say why no route took a request: the model is unknown, or it
+// could not be read, and then why.
+func modelRefusals(p modelPrefix, peekDigits int) []*routev3.Route {
+	at := func(kind string, match *routev3.RouteMatch, why problem) *routev3.Route {
+		return refuse("refuse/"+kind+p.prefix, match, p.first.Dialect, why)
+	}
+	known := prefixMatch(p.prefix)
+	known.DynamicMetadata = []*matcherv3.MetadataMatcher{isPresent(wire.KeyModel)}
+	broken := prefixMatch(p.prefix)
+	broken.DynamicMetadata = []*matcherv3.MetadataMatcher{isPresent(wire.KeyError)}
+	unread := "The model could not be read from the request: "
+	return []*routev3.Route{
+		at("model", known, problem{http.StatusNotFound, "model_not_found",
+			"The model '" + metadataValue(wire.NamespacePeek, wire.KeyModel) + "' does not exist here."}),
+		at("broken", broken, problem{http.StatusBadRequest, "model_not_read",
+			unread + "the body is not valid JSON, or its content-type is not application/json."}),
+		at("no-model", prefixMatch(p.prefix, headerMatches("content-length", contentLengthPattern(peekDigits))),
+			problem{http.StatusBadRequest, "model_not_read", unread + "the body has no top-level \"model\" of at most 8192 bytes."}),
+		at("unread", prefixMatch(p.prefix), problem{http.StatusBadRequest, "model_not_read",
+			fmt.Sprintf("%sit is read only from bodies with a content-length of at most %d bytes.", unread, largestPeek(peekDigits))}),
+	}
+}
+
+// refuse answers by itself, without asking ext_proc.
+func refuse(name string, match *routev3.RouteMatch, d fleet.Dialect, why problem) *routev3.Route {
+	return &routev3.Route{
+		Name:     name,
+		Match:    match,
+		Metadata: dialectMetadata(d),
+		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
+			Status: why.status, BodyFormat: jsonFormat(why.body(d)),
+		}},
+		TypedPerFilterConfig: map[string]*anypb.Any{
+			// Not FilterConfig.disabled: that would keep ext_proc out of
+			// requests that reach another route once their model is known.
+			filterExtProc: packed(&extprocfilterv3.ExtProcPerRoute{
+				Override: &extprocfilterv3.ExtProcPerRoute_Disabled{Disabled: true},
+			}),
+		},
+	}
+}
