@@ -1,0 +1,305 @@
+package fleet
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// check finds the faults that no single value shows, and fills in the defaults
+// that depend on other values. Values that could not be read are skipped: they
+// are reported already.
+func (d *decoder) check(c *Config) {
+	d.checkServe(&c.Serve)
+	for i := range c.Pools {
+		d.checkPool(&c.Pools[i], index("pools", i))
+	}
+	for i := range c.Routes {
+		d.checkRoute(&c.Routes[i], index("routes", i))
+	}
+	d.unique("pools", len(c.Pools), func(i int) string { return c.Pools[i].Name })
+	d.unique("routes", len(c.Routes), func(i int) string { return c.Routes[i].Name })
+	d.unique("groups", len(c.Groups), func(i int) string { return c.Groups[i].Name })
+	d.checkPoolReferences(c)
+	routes := byName(len(c.Routes), func(i int) string { return c.Routes[i].Name })
+	for i, g := range c.Groups {
+		d.checkGroup(g, c.Routes, routes, index("groups", i))
+	}
+}
+
+// unique reports names that stand twice in a list.
+func (d *decoder) unique(list string, n int, name func(int) string) {
+	first := map[string]int{}
+	for i := range n {
+		at := join(index(list, i), "name")
+		before, again := first[name(i)]
+		switch {
+		case name(i) == "":
+		case again:
+			d.faultAt(at, fmt.Sprintf("%q, which %s has too", clip(name(i), 80), index(list, before)), "a name of its own")
+		default:
+			first[name(i)] = i
+		}
+	}
+}
+
+func byName(n int, name func(int) string) map[string]int {
+	out := make(map[string]int, n)
+	for i := n - 1; i >= 0; i-- { // the first of equal names wins
+		out[name(i)] = i
+	}
+	return out
+}
+
+func (d *decoder) checkServe(s *Serve) {
+	places := []struct {
+		name string
+		at   *Address
+	}{{"xds", &s.XDS}, {"extproc", &s.ExtProc}, {"accessLog", &s.AccessLog}, {"admin", &s.Admin}}
+	taken := map[string]string{}
+	for _, p := range places {
+		path := join("serve", p.name)
+		where := addressPath(d, path)
+		d.checkPlaintext(*p.at, where)
+		if p.name == "admin" && p.at.Path != "" {
+			d.faultAt(where, fmt.Sprintf("%q", p.at), "IP:port (browsers and Prometheus cannot reach a Unix socket)")
+		}
+		if p.at.Target() == "" {
+			continue
+		}
+		if other, ok := taken[p.at.Target()]; ok {
+			d.faultAt(where, fmt.Sprintf("%q, where %s listens too", p.at, other), "an address of its own")
+			continue
+		}
+		taken[p.at.Target()] = path
+	}
+}
+
+// addressPath is where the text of an address stands.
+func addressPath(d *decoder, path string) string {
+	if inner := join(path, "address"); d.given(inner) {
+		return inner
+	}
+	return path
+}
+
+// checkPlaintext refuses TCP that other machines can reach, unless the file
+// says so.
+func (d *decoder) checkPlaintext(a Address, path string) {
+	if a.Host == "" || a.Plaintext {
+		return
+	}
+	tcp, err := netip.ParseAddrPort(a.Host)
+	if err != nil || tcp.Addr().IsLoopback() {
+		return
+	}
+	d.faultAt(path, fmt.Sprintf("%q, which other machines can reach, without TLS", a.Host),
+		fmt.Sprintf("unix:/path, a loopback address, or { address: %q, plaintext: true }", a.Host))
+}
+
+func (d *decoder) checkPool(p *Pool, path string) {
+	if p.Tier == "" {
+		p.Tier = p.Name
+	}
+	if at := join(path, "http2"); p.Protocol == HTTP1 && d.given(at) {
+		d.faultAt(at, "HTTP/2 settings on a pool that speaks http1", "http2 together with protocol: h2c")
+	}
+	d.checkTelemetry(p.Telemetry, join(path, "telemetry"))
+	d.checkEndpoints(p.Endpoints, join(path, "endpoints"))
+}
+
+// checkTelemetry refuses settings that nothing would read.
+func (d *decoder) checkTelemetry(t Telemetry, path string) {
+	if t.Source == TelemetryNone {
+		for _, name := range []string{"interval", "enginePath", "gpuPath", "gpuPort"} {
+			if at := join(path, name); d.given(at) {
+				d.faultAt(at, "a setting of a source that is off", name+" together with source: scrape")
+			}
+		}
+		return
+	}
+	if at := join(path, "gpuPort"); d.given(at) && !d.given(join(path, "gpuPath")) {
+		d.faultAt(at, "a port without a page", "gpuPort together with gpuPath")
+	}
+}
+
+func (d *decoder) checkEndpoints(endpoints []Endpoint, path string) {
+	addresses, labels := map[netip.AddrPort]int{}, map[string]int{}
+	for i := range endpoints {
+		e, at := &endpoints[i], index(path, i)
+		if e.Name == "" && e.Address.IsValid() {
+			e.Name = e.Address.String()
+		}
+		if before, again := addresses[e.Address]; again && e.Address.IsValid() {
+			d.faultAt(join(at, "address"), fmt.Sprintf("%q, which %s has too", e.Address, index(path, before)), "an address that no other endpoint of the pool has")
+			continue // one fault: the default names are then equal too
+		}
+		addresses[e.Address] = i
+		if before, again := labels[e.Name]; again && e.Name != "" {
+			d.faultAt(join(at, "name"), fmt.Sprintf("%q, which %s has too", clip(e.Name, 80), index(path, before)), "a name of its own")
+		}
+		labels[e.Name] = i
+		d.checkGPUs(e.GPUs, join(at, "gpus"))
+	}
+}
+
+func (d *decoder) checkGPUs(gpus []string, path string) {
+	seen := map[string]bool{}
+	for i, gpu := range gpus {
+		if gpu != "" && seen[gpu] {
+			d.faultAt(index(path, i), fmt.Sprintf("%q a second time", clip(gpu, 80)), "each GPU once")
+		}
+		seen[gpu] = true
+	}
+}
+
+func (d *decoder) checkRoute(r *Route, path string) {
+	if r.TrustDeclared && r.Match.Model != "" {
+		d.faultAt(join(path, "trustDeclared"), "true on a route that matches the body's model", "false: matching the model needs the body that trustDeclared skips")
+	}
+	d.checkSplit(*r, path)
+	if n := len(r.Split) + len(r.Fallback); n > maxChain {
+		d.faultAt(join(path, "fallback"), fmt.Sprintf("a chain of %d pools", n), fmt.Sprintf("at most %d pools in split and fallback together", maxChain))
+	}
+	retry, whole := join(path, "retryBody"), join(path, "maxBody")
+	if d.given(retry) && d.given(whole) && r.RetryBody > r.MaxBody && r.MaxBody > 0 {
+		d.faultAt(retry, fmt.Sprintf("%s, above maxBody %s", r.RetryBody, r.MaxBody), "at most maxBody")
+	}
+}
+
+func (d *decoder) checkSplit(r Route, path string) {
+	pool, split := d.given(join(path, "pool")), d.given(join(path, "split"))
+	switch {
+	case pool && split:
+		d.faultAt(join(path, "pool"), "pool and split", "one of pool and split")
+		return
+	case !pool && !split:
+		d.faultAt(path, "neither pool nor split", "one of pool and split")
+		return
+	}
+	total, readable := uint64(0), true
+	for i, w := range r.Split {
+		total += uint64(w.Weight)
+		readable = readable && (pool || d.given(join(index(join(path, "split"), i), "weight")))
+	}
+	if total == 0 && readable && len(r.Split) > 0 && !d.faulty(join(path, "split")) {
+		d.faultAt(join(path, "split"), "weights that are all 0", "at least one weight above 0")
+	}
+}
+
+// faulty says whether a fault was reported at or below a path.
+func (d *decoder) faulty(path string) bool {
+	for _, f := range d.faults {
+		if f.Path == path || strings.HasPrefix(f.Path, path+".") || strings.HasPrefix(f.Path, path+"[") {
+			return true
+		}
+	}
+	return false
+}
+
+// reachablePool is one mention of a pool by a route.
+type reachablePool struct{ name, path string }
+
+// mentions lists a route's pools in chain order.
+func (d *decoder) mentions(r Route, path string) []reachablePool {
+	var out []reachablePool
+	for i, w := range r.Split {
+		at := join(index(join(path, "split"), i), "pool")
+		if d.given(join(path, "pool")) {
+			at = join(path, "pool")
+		}
+		out = append(out, reachablePool{w.Pool, at})
+	}
+	for i, pool := range r.Fallback {
+		out = append(out, reachablePool{pool, join(index(join(path, "fallback"), i), "pool")})
+	}
+	return out
+}
+
+// checkPoolReferences finds pools that don't exist and pools that a chain
+// would try twice.
+func (d *decoder) checkPoolReferences(c *Config) {
+	pools := byName(len(c.Pools), func(i int) string { return c.Pools[i].Name })
+	for i, r := range c.Routes {
+		first := map[string]string{}
+		for _, m := range d.mentions(r, index("routes", i)) {
+			_, known := pools[m.name]
+			before, again := first[m.name]
+			switch {
+			case m.name == "":
+			case !known:
+				d.faultAt(m.path, fmt.Sprintf("%q, which is no pool", clip(m.name, 80)), knownNames(c.Pools, func(p Pool) string { return p.Name }, "one of the pools"))
+			case again:
+				d.faultAt(m.path, fmt.Sprintf("%q, which is in %s too", m.name, before), "each pool once in split and fallback together")
+			default:
+				first[m.name] = m.path
+			}
+		}
+	}
+}
+
+// knownNames lists the names that could have been meant, the list bounded.
+func knownNames[T any](items []T, name func(T) string, of string) string {
+	const most = 10
+	var out []string
+	for _, item := range items {
+		if len(out) == most {
+			out = append(out, "…")
+			break
+		}
+		out = append(out, clip(name(item), 63))
+	}
+	return of + ": " + strings.Join(out, ", ")
+}
+
+func (d *decoder) checkGroup(g Group, all []Route, routes map[string]int, path string) {
+	var earlier []groupRoute
+	seen := map[string]bool{}
+	for i, name := range g.Routes {
+		at := index(join(path, "routes"), i)
+		r, known := routes[name]
+		switch {
+		case name == "":
+		case !known:
+			d.faultAt(at, fmt.Sprintf("%q, which is no route", clip(name, 80)), knownNames(all, func(r Route) string { return r.Name }, "one of the routes"))
+		case seen[name]:
+			d.faultAt(at, fmt.Sprintf("%q a second time", name), "each route once")
+		default:
+			d.checkReachable(all[r], earlier, at)
+			earlier = append(earlier, groupRoute{all[r], at})
+		}
+		seen[name] = true
+	}
+}
+
+// groupRoute is a route in its place in a group.
+type groupRoute struct {
+	Route
+	path string
+}
+
+// checkReachable refuses a route that an earlier one of its group leaves no
+// request. A group's routes are matched in the order of the list.
+func (d *decoder) checkReachable(r Route, earlier []groupRoute, at string) {
+	if r.Match.Prefix == "" {
+		return
+	}
+	for _, e := range earlier {
+		switch {
+		case e.Match.Prefix == "":
+		case e.Match.Prefix == r.Match.Prefix && e.Match.Model == r.Match.Model:
+			d.faultAt(at, fmt.Sprintf("%q, which matches the same prefix and model as %q", r.Name, e.Name), "routes that differ in prefix or model")
+			return
+		case e.Match.covers(r.Match):
+			d.faultAt(at, fmt.Sprintf("%q after %q, which takes all its requests", r.Name, e.Name), "the narrower route first")
+			return
+		}
+	}
+}
+
+// covers says whether every request that matches n matches m.
+func (m Match) covers(n Match) bool {
+	return strings.HasPrefix(n.Prefix, m.Prefix) &&
+		(m.Model == "" || m.Model == n.Model) &&
+		(m.Connect || !n.Connect)
+}

@@ -1,0 +1,5 @@
+package fleet
+
+import "net/netip"
+
+func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }

@@ -1,0 +1,203 @@
+package fleet
+
+import (
+	"math"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// APIVersion and Kind stand at the top of every config file.
+const (
+	APIVersion = "fairlead/v1alpha1"
+	Kind       = "Fairlead"
+)
+
+// Ranges that Envoy sets: HTTP/2 windows and streams
+// (envoy.config.core.v3.Http2ProtocolOptions).
+const (
+	minWindow  Bytes = 65_535
+	maxWindow  Bytes = math.MaxInt32
+	maxStreams int64 = math.MaxInt32
+)
+
+// maxNamed bounds pools, routes and groups. Plans number pools and routes with
+// 16 bits, and metrics carry their names as labels.
+const maxNamed = 4096
+
+// maxChain is how many pools a route's chain may have: as many as a decision
+// can list attempts (plan.MaxAttempts, which cannot be imported here; a test
+// compares the two).
+const maxChain = 8
+
+// maxWeight keeps a weight × 10,000 far from any overflow.
+const maxWeight = 1_000_000
+
+// The tables below are the file's whole grammar: what they don't name is
+// refused, and Schema is written from them.
+
+func configFields(c *Config) []field {
+	return []field{
+		{name: "apiVersion", required: true, value: exactly(APIVersion)},
+		{name: "kind", required: true, value: exactly(Kind)},
+		{name: "serve", doc: "Where fairlead serve listens and keeps its state.", value: object(serveFields(&c.Serve))},
+		{name: "groups", doc: "Sets of sidecars with one configuration.", required: true,
+			value: list(&c.Groups, 1, maxNamed, func(g *Group) value { return object(groupFields(g)) })},
+		{name: "pools", doc: "Sets of interchangeable model servers.", required: true,
+			value: list(&c.Pools, 1, maxNamed, func(p *Pool) value { return object(poolFields(p)) })},
+		{name: "routes", doc: "Which requests go to which pools.", required: true,
+			value: list(&c.Routes, 1, maxNamed, func(r *Route) value { return object(routeFields(r)) })},
+		{name: "providers", later: "pools alone; hosted providers cannot be configured yet"},
+		{name: "limits", later: "pools[].maxInFlight; rate limits cannot be configured yet"},
+	}
+}
+
+func serveFields(s *Serve) []field {
+	return []field{
+		{name: "xds", doc: "Where the xDS server listens.", preset: "unix:/run/fairlead/xds.sock", value: listenAddress(&s.XDS)},
+		{name: "extproc", doc: "Where the ext_proc server listens.", preset: "unix:/run/fairlead/extproc.sock", value: listenAddress(&s.ExtProc)},
+		{name: "accessLog", doc: "Where the access-log receiver listens.", preset: "unix:/run/fairlead/accesslog.sock", value: listenAddress(&s.AccessLog)},
+		{name: "admin", doc: "Where metrics, health and the API are served; TCP only.", preset: "127.0.0.1:9900", value: listenAddress(&s.Admin)},
+		{name: "stateDir", doc: "Journal of weights set by hand.", preset: "/var/lib/fairlead", value: directory(&s.StateDir)},
+		{name: "shard", doc: "The middle part of decision ids; replicas differ in it.", preset: "0", value: whole(&s.Shard, 0, 999)},
+	}
+}
+
+func groupFields(g *Group) []field {
+	return []field{
+		{name: "name", doc: "The node.cluster of the group's sidecars.", required: true, value: nameOf(&g.Name)},
+		{name: "listener", doc: "What the sidecars listen with.", required: true, value: object(listenerFields(&g.Listener))},
+		{name: "routes", doc: "Names of routes, in match order.", required: true, value: list(&g.Routes, 1, maxNamed, reference)},
+	}
+}
+
+func listenerFields(l *Listener) []field {
+	return []field{
+		{name: "address", doc: "The listening address of sidecars whose bootstrap names no other.", required: true, value: ipPort(&l.Address, nil)},
+		{name: "http2", doc: "Flow control towards clients.", value: object(http2Fields(&l.HTTP2))},
+		{name: "peekDigits", doc: "Bodies are looked into when their content-length has at most so many digits.", preset: "6", value: whole(&l.PeekDigits, 1, 9)},
+		{name: "drainTime", doc: "How long old connections live after a listener change; longer than the longest generation.", preset: "1h",
+			value: duration(&l.DrainTime, time.Second, 24*time.Hour)},
+		{name: "trusted", doc: "Callers whose x-request-id is kept.", value: list(&l.TrustedCIDRs, 0, anyNumber, network)},
+	}
+}
+
+func http2Fields(h *HTTP2) []field {
+	return []field{
+		{name: "initialStreamWindow", doc: "Envoy's default: 16MiB.", value: size(&h.InitialStreamWindow, minWindow, maxWindow)},
+		{name: "initialConnectionWindow", doc: "Envoy's default: 24MiB.", value: size(&h.InitialConnectionWindow, minWindow, maxWindow)},
+		{name: "maxConcurrentStreams", doc: "Envoy's default: 1024.", value: whole(&h.MaxConcurrentStreams, 1, maxStreams)},
+	}
+}
+
+func poolFields(p *Pool) []field {
+	return []field{
+		{name: "name", doc: "Also the Envoy cluster's name.", required: true, value: nameOf(&p.Name)},
+		{name: "tier", doc: "A 429 is retried only in another tier. Default: the pool's name.", value: label(&p.Tier)},
+		{name: "model", doc: "For people.", value: label(&p.Model)},
+		{name: "hardware", doc: "For people.", value: label(&p.Hardware)},
+		{name: "protocol", doc: "What the servers speak. vLLM's server refuses h2c.", preset: "http1", value: choice(&p.Protocol, []string{"h2"}, "http1", "h2c")},
+		{name: "http2", doc: "Flow control towards the servers; with protocol h2c.", value: object(http2Fields(&p.HTTP2))},
+		{name: "endpoints", doc: "The servers; an empty list makes the pool fail over at once.", required: true,
+			value: list(&p.Endpoints, 0, anyNumber, func(e *Endpoint) value { return object(endpointFields(e)) })},
+		{name: "maxInFlight", doc: "Concurrent attempts per endpoint.", preset: "256", value: whole(&p.MaxInFlight, 1, 65_535)},
+		{name: "healthCheck", doc: "Envoy's active check; absent: none.", value: optional(&p.HealthCheck, healthCheckFields)},
+		{name: "outlierDetection", doc: "Let Envoy eject endpoints after three errors in a row.", preset: "false", value: boolean(&p.OutlierDetection)},
+		{name: "connectTimeout", preset: "3s", value: duration(&p.ConnectTimeout, time.Millisecond, time.Minute)},
+		{name: "telemetry", doc: "Where the pool's numbers come from.", value: object(telemetryFields(&p.Telemetry))},
+	}
+}
+
+func endpointFields(e *Endpoint) []field {
+	return []field{
+		{name: "name", doc: "For people. Default: the address.", value: label(&e.Name)},
+		{name: "address", required: true, value: ipPort(&e.Address, unconnectable)},
+		{name: "node", doc: "The machine it runs on.", value: label(&e.Node)},
+		{name: "zone", value: label(&e.Zone)},
+		{name: "gpus", doc: "UUIDs of its GPUs.", value: list(&e.GPUs, 0, anyNumber, label)},
+		{name: "capacity", doc: "Relative to the pool's other endpoints.", preset: "1", value: number(&e.Capacity, 0.01, 1000)},
+	}
+}
+
+func healthCheckFields(h *HealthCheck) []field {
+	return []field{
+		{name: "path", preset: "/health", value: urlPath(&h.Path)},
+		{name: "interval", preset: "1s", value: duration(&h.Interval, 10*time.Millisecond, time.Hour)},
+		{name: "timeout", preset: "500ms", value: duration(&h.Timeout, time.Millisecond, time.Minute)},
+		{name: "unhealthyThreshold", preset: "2", value: whole(&h.UnhealthyThreshold, 1, 100)},
+		{name: "healthyThreshold", preset: "1", value: whole(&h.HealthyThreshold, 1, 100)},
+	}
+}
+
+func telemetryFields(t *Telemetry) []field {
+	return []field{
+		{name: "source", doc: "none keeps weights at capacity; scrape reads Prometheus pages.", preset: "none",
+			value: choice(&t.Source, []string{"push"}, "none", "scrape")},
+		{name: "interval", preset: "200ms", value: duration(&t.Interval, 10*time.Millisecond, time.Minute)},
+		{name: "enginePath", doc: "The model server's page.", preset: "/metrics", value: urlPath(&t.EnginePath)},
+		{name: "gpuPath", doc: "A page like dcgm-exporter's; absent: none.", value: urlPath(&t.GPUPath)},
+		{name: "gpuPort", doc: "The port of the GPU page, when it is not the endpoint's.", value: whole(&t.GPUPort, 1, 65_535)},
+	}
+}
+
+func routeFields(r *Route) []field {
+	return []field{
+		{name: "name", required: true, value: nameOf(&r.Name)},
+		{name: "match", required: true, value: object(matchFields(&r.Match))},
+		{name: "dialect", doc: "The API its clients speak; errors are written in it.", required: true, value: choice(&r.Dialect, nil, "openai", "anthropic")},
+		{name: "strategy", doc: "Who picks the endpoint: Envoy (legacy) or the plan (dynamic).", preset: "dynamic", value: choice(&r.Strategy, nil, "legacy", "dynamic")},
+		{name: "clientStrategy", doc: "What a client's x-route-strategy does.", preset: "honor", value: choice(&r.ClientStrategy, nil, "honor", "ignore")},
+		{name: "trustDeclared", doc: "Believe the max_tokens header alone and skip the body.", preset: "false", value: boolean(&r.TrustDeclared)},
+		{name: "defaultMaxTokens", doc: "The output budget of a request that declares none.", preset: "512", value: whole(&r.DefaultMaxTokens, 1, 10_000_000)},
+		{name: "pool", doc: "The only pool; or give a split.", value: solePool(&r.Split)},
+		{name: "split", doc: "Pools with weights, the canary first; published as basis points.",
+			value: list((*[]SplitWeight)(&r.Split), 1, maxChain, func(w *SplitWeight) value { return object(armFields(w)) })},
+		{name: "fallback", doc: "Pools tried after those of the split, in order.", value: list(&r.Fallback, 0, maxChain, func(pool *string) value { return object(fallbackFields(pool)) })},
+		{name: "timeouts", value: object(timeoutFields(&r.Timeouts))},
+		{name: "retryBody", doc: "The largest body that can be sent a second time.", preset: "8MiB", value: size(&r.RetryBody, 1, 1<<30)},
+		{name: "maxBody", doc: "The largest body accepted.", preset: "64MiB", value: size(&r.MaxBody, 1, 1<<30)},
+	}
+}
+
+func matchFields(m *Match) []field {
+	return []field{
+		{name: "prefix", doc: "How the path begins.", required: true, value: urlPath(&m.Prefix)},
+		{name: "model", doc: "What the body's top-level model must equal.", value: label(&m.Model)},
+		{name: "connect", doc: "Let CONNECT requests use this route.", preset: "false", value: boolean(&m.Connect)},
+	}
+}
+
+func armFields(w *SplitWeight) []field {
+	return []field{
+		{name: "pool", required: true, value: reference(&w.Pool)},
+		{name: "weight", doc: "Any numbers; they are scaled to 10,000.", required: true, value: whole(&w.Weight, 0, maxWeight)},
+	}
+}
+
+func fallbackFields(pool *string) []field {
+	return []field{
+		{name: "pool", required: true, value: reference(pool)},
+		{name: "provider", later: "pool; hosted providers cannot be configured yet"},
+		{name: "static", later: "pool; static answers cannot be configured yet"},
+	}
+}
+
+func timeoutFields(t *Timeouts) []field {
+	return []field{
+		{name: "firstToken", doc: "Bounds the wait for each attempt's response headers, of streaming requests. Absent: no bound.",
+			value: duration(&t.FirstToken, time.Millisecond, time.Hour)},
+		{name: "connect", later: "pools[].connectTimeout"},
+	}
+}
+
+// solePool is short for a split with one arm.
+func solePool(into *Split) value {
+	var pool string
+	v := reference(&pool)
+	read := v.read
+	v.read = func(d *decoder, n *yaml.Node, path string) {
+		read(d, n, path)
+		*into = Split{{Pool: pool, Weight: 1}}
+	}
+	return v
+}
