@@ -1,0 +1,228 @@
+package extproc
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
+)
+
+const firstID = "1718924567123-007-0001"
+
+func chat(headers map[string]string) message {
+	return message{route: "chat", cluster: "h100", source: "127.0.0.1:5555", headers: headers,
+		peek: map[string]any{"model": "m", "max_tokens": 100}}
+}
+
+func mutation(r *extprocv3.ProcessingResponse) *extprocv3.HeaderMutation {
+	return r.GetRequestHeaders().GetResponse().GetHeaderMutation()
+}
+
+func TestDynamicRequestIsSteeredInsideTheDrawnPool(t *testing.T) {
+	w := newWorld(t)
+	r := w.ask(t, chat(nil))
+	hosts := strings.Split(metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string), ",")
+	if len(hosts) < 2 || !strings.HasPrefix(hosts[0], "10.0.0.") {
+		t.Fatalf("hosts %v; want the first in h100 and a retry target", hosts)
+	}
+	if got := w.picks[firstID]; got.Pool != "h100" || got.Address.String() != hosts[0] {
+		t.Errorf("ledger was told %v, Envoy %s", got, hosts[0])
+	}
+	want := map[string]any{
+		wire.KeyDecision: firstID, wire.KeyPlan: w.plan.Digest(), wire.KeyStrategy: "dynamic",
+		wire.KeyReason: "weighted", wire.KeyRequestID: firstID,
+	}
+	if got := metadata(r, wire.NamespaceLog); !reflect.DeepEqual(got, want) {
+		t.Errorf("fairlead.log = %v; want %v", got, want)
+	}
+	if got := headerMap(t, mutation(r)); !reflect.DeepEqual(got, map[string]string{
+		wire.HeaderDecision: firstID, wire.HeaderRequestID: firstID}) {
+		t.Errorf("headers %v", got)
+	}
+	if r.GetRequestHeaders().GetResponse().GetClearRouteCache() {
+		t.Error("route cache cleared without need")
+	}
+	if metadata(r, wire.NamespaceGroups) != nil {
+		t.Error("groups named without a move")
+	}
+	e := w.lastEvent()
+	if e.Route != "chat" || e.Pool != "h100" || e.Action != plan.ActionSteer || e.Strategy != fleet.StrategyDynamic ||
+		e.Level != fleet.LevelOf(100) || e.BudgetSource != BudgetBody || !e.Generates || e.UnknownStrategy {
+		t.Errorf("event %+v", e)
+	}
+}
+
+func TestArmIsTheOneEnvoyDrew(t *testing.T) {
+	w := newWorld(t)
+	m := chat(nil)
+	m.cluster = "a100"
+	r := w.ask(t, m)
+	if hosts := metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string); !strings.HasPrefix(hosts, "10.0.1.") {
+		t.Errorf("hosts %s; want a100 first", hosts)
+	}
+}
+
+func TestStrategyHeader(t *testing.T) {
+	for _, row := range []struct {
+		name, route, header string
+		want                fleet.Strategy
+		unknown             bool
+	}{
+		{"route default", "chat", "", fleet.StrategyDynamic, false},
+		{"client asks legacy", "chat", "legacy", fleet.StrategyLegacy, false},
+		{"client asks dynamic", "chat", "dynamic", fleet.StrategyDynamic, false},
+		{"unknown value", "chat", "fastest", fleet.StrategyLegacy, true},
+		{"other case", "chat", "Dynamic", fleet.StrategyLegacy, true},
+		{"empty value", "chat", "", fleet.StrategyDynamic, false},
+		{"route ignores the client", "messages", "dynamic", fleet.StrategyLegacy, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := newWorld(t)
+			m := chat(nil)
+			m.route = row.route
+			if row.route == "messages" {
+				m.cluster = "a100"
+			}
+			if row.header != "" {
+				m.headers = map[string]string{wire.HeaderRouteStrategy: row.header}
+			}
+			r := w.ask(t, m)
+			if got := metadata(r, wire.NamespaceLog)[wire.KeyStrategy]; got != row.want.String() {
+				t.Errorf("strategy %v; want %v", got, row.want)
+			}
+			if steered := metadata(r, wire.NamespaceSteer) != nil; steered != (row.want == fleet.StrategyDynamic) {
+				t.Errorf("steered: %v", steered)
+			}
+			if e := w.lastEvent(); e.UnknownStrategy != row.unknown {
+				t.Errorf("unknown strategy counted: %v", e.UnknownStrategy)
+			}
+		})
+	}
+}
+
+func TestWithoutPlanOrRouteTheRequestIsLeftToEnvoyWithIDs(t *testing.T) {
+	noPlan := newWorld(t, func(_ *plan.Inputs, o *Options) { o.Plan = func() *plan.Plan { return nil } })
+	other := chat(nil)
+	other.route = "somebody-else"
+	for reason, r := range map[string]*extprocv3.ProcessingResponse{
+		"no_plan":       noPlan.ask(t, chat(nil)),
+		"unknown_route": newWorld(t).ask(t, other),
+	} {
+		log := metadata(r, wire.NamespaceLog)
+		if log[wire.KeyReason] != reason || log[wire.KeyStrategy] != "legacy" || log[wire.KeyDecision] != firstID {
+			t.Errorf("%s: log %v", reason, log)
+		}
+		if metadata(r, wire.NamespaceSteer) != nil {
+			t.Errorf("%s: steered", reason)
+		}
+		if headerMap(t, mutation(r))[wire.HeaderDecision] != firstID {
+			t.Errorf("%s: no decision header", reason)
+		}
+	}
+}
+
+func TestFullPoolMovesTheRequestAndNamesGroups(t *testing.T) {
+	w := newWorld(t)
+	w.live[1], w.live[2] = 10, 10
+	r := w.ask(t, chat(nil))
+	if !r.GetRequestHeaders().GetResponse().GetClearRouteCache() || len(mutation(r).GetSetHeaders()) == 0 {
+		t.Fatal("a moved request needs the route cache cleared and a header mutation")
+	}
+	hosts := strings.Split(metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string), ",")
+	groups := metadata(r, wire.NamespaceGroups)["priority_groups"].([]any)
+	if len(groups) != len(hosts) {
+		t.Fatalf("%d groups for %d hosts", len(groups), len(hosts))
+	}
+	names := map[any]bool{}
+	for i, g := range groups {
+		group := g.(map[string]any)
+		names[group["name"]] = true
+		want := "h100"
+		if strings.HasPrefix(hosts[i], "10.0.1.") {
+			want = "a100"
+		}
+		if c := group["clusters"].([]any); len(c) != 1 ||
+			!reflect.DeepEqual(c[0], map[string]any{"cluster_name": want, "weight": 1.0}) {
+			t.Errorf("group %d is %v; its host is %s", i, c, hosts[i])
+		}
+	}
+	if len(names) != len(groups) {
+		t.Error("groups share a name")
+	}
+	if e := w.lastEvent(); !e.Moved || e.Pool != "a100" || e.Reason != plan.ReasonSpill {
+		t.Errorf("event %+v", e)
+	}
+}
+
+func TestFirstTokenLimitOnlyForStreamingRequests(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		route  string
+		stream any
+		want   string
+	}{
+		{"streaming", "chat", true, "15000"},
+		{"not streaming", "chat", false, ""},
+		{"stream is text", "chat", "true", ""},
+		{"path doesn't generate", "chat/other", true, ""},
+		{"route without limit", "messages", true, ""},
+	} {
+		m := chat(nil)
+		m.route = row.route
+		m.peek["stream"] = row.stream
+		r := newWorld(t).ask(t, m)
+		if got := headerMap(t, mutation(r))[wire.HeaderPerTryTimeout]; got != row.want {
+			t.Errorf("%s: per-try timeout %q; want %q", row.name, got, row.want)
+		}
+	}
+}
+
+func TestRequestIDIsKeptOnlyFromTrustedCallersAndIfPlain(t *testing.T) {
+	trusting := func(_ *plan.Inputs, o *Options) {
+		o.Trusted = func(source string) bool { return strings.HasPrefix(source, "127.0.0.1:") }
+	}
+	for _, row := range []struct{ name, source, id, want string }{
+		{"trusted", "127.0.0.1:5555", "abc-1", "abc-1"},
+		{"untrusted", "192.0.2.1:5555", "abc-1", firstID},
+		{"trusted without id", "127.0.0.1:5555", "", firstID},
+		{"line break", "127.0.0.1:5555", "a\r\nb", firstID},
+		{"quote", "127.0.0.1:5555", `a"b`, firstID},
+		{"backslash", "127.0.0.1:5555", `a\b`, firstID},
+		{"escape sequence", "127.0.0.1:5555", "a\x1b[31m", firstID},
+		{"not ASCII", "127.0.0.1:5555", "a\u2028b", firstID},
+		{"too long", "127.0.0.1:5555", strings.Repeat("x", 129), firstID},
+		{"1 MiB", "127.0.0.1:5555", strings.Repeat("x", 1<<20), firstID},
+	} {
+		m := chat(map[string]string{wire.HeaderRequestID: row.id})
+		m.source = row.source
+		r := newWorld(t, trusting).ask(t, m)
+		if got := metadata(r, wire.NamespaceLog)[wire.KeyRequestID]; got != row.want {
+			t.Errorf("%s: request id %v; want %v", row.name, got, row.want)
+		}
+		set, mutated := headerMap(t, mutation(r))[wire.HeaderRequestID]
+		if mutated != (row.want == firstID) || (mutated && set != firstID) {
+			t.Errorf("%s: x-request-id set to %q (%v)", row.name, set, mutated)
+		}
+	}
+}
+
+func TestEveryRequestGetsAnotherIDAndIndependentDraws(t *testing.T) {
+	w := newWorld(t)
+	hosts := map[any]int{}
+	for range 1000 {
+		hosts[strings.Split(metadata(w.ask(t, chat(nil)), wire.NamespaceSteer)[wire.KeyHosts].(string), ",")[0]]++
+	}
+	if len(w.picks) != 1000 {
+		t.Errorf("%d ids for 1000 requests", len(w.picks))
+	}
+	for _, n := range hosts {
+		if n < 400 {
+			t.Errorf("two equal endpoints got %v", hosts)
+		}
+	}
+}
