@@ -1,0 +1,161 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+)
+
+// Peeking holds a request until its body is complete and costs up to a second of
+// a worker for large documents, so large and chunked bodies pass unread, but
+// steered and whole.
+func TestFactLargeAndChunkedBodiesAreNotPeeked(t *testing.T) {
+	t.Parallel()
+	up := envoytest.NewUpstream(t, nil)
+	ep := newProcessor(t, steerTo(list(up)))
+	e := startFacts(t, facts{
+		filters:  []string{peekFilter, extProcFilter("")},
+		routes:   []string{`{match: {prefix: /}, request_body_buffer_limit: 8388608, route: {cluster: a, timeout: 0s}}`},
+		clusters: []string{pool("a", "", hostsOf(up)...), ep.cluster()},
+	})
+	document := func(size int) []byte {
+		head := []byte(`{"model":"large","pad":"`)
+		return append(append(head, zeros(size-len(head)-2)...), '"', '}')
+	}
+	type opaque struct{ io.Reader } // hides the length: the request is chunked
+	for _, c := range []struct {
+		name   string
+		body   io.Reader
+		size   int64
+		peeked bool
+	}{
+		{"small", bytes.NewReader(document(200)), 200, true},
+		{"six digits", bytes.NewReader(document(999_999)), 999_999, true},
+		{"seven digits", bytes.NewReader(document(1_000_000)), 1_000_000, false},
+		{"chunked", opaque{bytes.NewReader(document(200))}, 200, false},
+	} {
+		got := e.send(http.MethodPost, "/", c.body, "content-type", "application/json")
+		model, ok := peeked(ep.last(), "model")
+		if got.status != 200 || ok != c.peeked || (ok && model != "large") {
+			t.Errorf("%s: status %d, model %v (%v), want it read: %v", c.name, got.status, model, ok, c.peeked)
+		}
+		if last := up.Last(); last.BodyLen != c.size {
+			t.Errorf("%s: the upstream got %d bytes, want %d", c.name, last.BodyLen, c.size)
+		}
+	}
+}
+
+// The same matcher keeps tunnels open: their "body" never ends, and a filter that
+// waits for it would hang them.
+func TestFactTunnelsWithJSONContentTypePass(t *testing.T) {
+	t.Parallel()
+	up := envoytest.NewUpstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodConnect {
+			envoytest.WebSocketEcho().ServeHTTP(w, r)
+			return
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(rw, "HTTP/1.1 200 OK\r\n\r\n")
+		_ = rw.Flush()
+		_, _ = io.Copy(conn, rw)
+	}))
+	ep := newProcessor(t, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	e := startFacts(t, facts{
+		hcm:     `upgrade_configs: [{upgrade_type: websocket}, {upgrade_type: CONNECT}],`,
+		filters: []string{peekFilter, extProcFilter("")},
+		routes: []string{
+			`{match: {connect_matcher: {}}, route: {cluster: a, timeout: 0s, upgrade_configs: [{upgrade_type: CONNECT}]}}`,
+			clusterRoute(prefix("/"), "a"),
+		},
+		clusters: []string{pool("a", "", hostsOf(up)...), ep.cluster()},
+	})
+	for name, head := range map[string]string{
+		"websocket": "GET /chat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
+			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+		"CONNECT": "CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\nContent-Type: application/json\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", e.addr.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(30 * time.Second)) // a hang is the failure
+			fmt.Fprint(conn, head)
+			r := bufio.NewReader(conn)
+			status, err := r.ReadString('\n')
+			if err != nil || (!bytes.Contains([]byte(status), []byte(" 101 ")) && !bytes.Contains([]byte(status), []byte(" 200 "))) {
+				t.Fatalf("answer %q, %v", status, err)
+			}
+			for line := status; line != "\r\n"; {
+				if line, err = r.ReadString('\n'); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, word := range []string{"one", "two"} {
+				fmt.Fprint(conn, word)
+				got := make([]byte, len(word))
+				if _, err := io.ReadFull(r, got); err != nil || string(got) != word {
+					t.Fatalf("echo of %q: %q, %v", word, got, err)
+				}
+			}
+		})
+	}
+	if n := len(ep.requests()); n != 2 {
+		t.Errorf("ext_proc saw %d of 2 tunnels", n)
+	}
+}
+
+// What Envoy makes of odd values decides how max_tokens is classified: numbers
+// come as doubles, the last duplicate wins, and integers between 2^63 and 2^64-1
+// spoil the whole document.
+func TestFactOddMaxTokensValuesAsEnvoyReadsThem(t *testing.T) {
+	t.Parallel()
+	up := envoytest.NewUpstream(t, nil)
+	ep := newProcessor(t, steerTo(list(up)))
+	e := startFacts(t, facts{
+		filters:  []string{peekFilter, extProcFilter("")},
+		routes:   []string{clusterRoute(prefix("/"), "a")},
+		clusters: []string{pool("a", "", hostsOf(up)...), ep.cluster()},
+	})
+	const absent, broken = "absent", "broken"
+	for value, want := range map[string]any{
+		`1`: 1.0, `1e3`: 1000.0, `1.5`: 1.5, `-5`: -5.0, `"100"`: "100", `true`: true,
+		`1, "max_tokens": 2`: 2.0, `5, "max_tokens": null`: absent,
+		`null`: absent, `{}`: absent, `[1]`: absent,
+		`99999999999999999999`: 1e20, `9223372036854775807`: 9223372036854775807.0,
+		`9223372036854775808`: broken, `18446744073709551615`: broken, `1e999`: broken, `NaN`: broken, `01`: broken,
+	} {
+		if got := e.postJSON("/", `{"max_tokens": `+value+`}`); got.status != 200 {
+			t.Errorf("%s: status %d", value, got.status)
+		}
+		got, ok := peeked(ep.last(), "max_tokens")
+		if !ok {
+			got = absent
+		}
+		if bad, _ := peeked(ep.last(), "error"); bad == true {
+			got = broken
+		}
+		if got != want {
+			t.Errorf("max_tokens %s: read as %v, want %v", value, got, want)
+		}
+	}
+	// A content type that is not JSON looks like a broken body.
+	e.send(http.MethodPost, "/", bytes.NewReader([]byte(`{"max_tokens": 1}`)), "content-type", "text/plain")
+	if bad, _ := peeked(ep.last(), "error"); bad != true {
+		t.Error("text/plain: no error reported")
+	}
+}
