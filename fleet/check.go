@@ -2,7 +2,9 @@ package fleet
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -46,7 +48,9 @@ func (d *decoder) unique(list string, n int, name func(int) string) {
 func byName(n int, name func(int) string) map[string]int {
 	out := make(map[string]int, n)
 	for i := n - 1; i >= 0; i-- { // the first of equal names wins
-		out[name(i)] = i
+		if name(i) != "" {
+			out[name(i)] = i
+		}
 	}
 	return out
 }
@@ -177,13 +181,23 @@ func (d *decoder) checkSplit(r Route, path string) {
 		d.faultAt(path, "neither pool nor split", "one of pool and split")
 		return
 	}
-	total, readable := uint64(0), true
-	for i, w := range r.Split {
-		total += uint64(w.Weight)
-		readable = readable && (pool || d.given(join(index(join(path, "split"), i), "weight")))
+	if len(r.Split) > 0 && !d.faulty(join(path, "split")) {
+		d.checkWeights(r.Split, join(path, "split"))
 	}
-	if total == 0 && readable && len(r.Split) > 0 && !d.faulty(join(path, "split")) {
-		d.faultAt(join(path, "split"), "weights that are all 0", "at least one weight above 0")
+}
+
+// checkWeights refuses a split that sends nothing anywhere, and weights that
+// would be published as 0 although they are not.
+func (d *decoder) checkWeights(s Split, path string) {
+	points := s.BasisPoints()
+	if points == nil {
+		d.faultAt(path, "weights that are all 0", "at least one weight above 0")
+		return
+	}
+	for i, w := range s {
+		if w.Weight > 0 && points[i] == 0 {
+			d.faultAt(join(index(path, i), "weight"), fmt.Sprintf("%d, less than one ten-thousandth of the split", w.Weight), "0, or a larger share")
+		}
 	}
 }
 
@@ -219,16 +233,19 @@ func (d *decoder) mentions(r Route, path string) []reachablePool {
 // checkPoolReferences finds pools that don't exist and pools that a chain
 // would try twice.
 func (d *decoder) checkPoolReferences(c *Config) {
+	if len(c.Pools) == 0 {
+		return // reported already
+	}
 	pools := byName(len(c.Pools), func(i int) string { return c.Pools[i].Name })
 	for i, r := range c.Routes {
 		first := map[string]string{}
 		for _, m := range d.mentions(r, index("routes", i)) {
-			_, known := pools[m.name]
+			_, exists := pools[m.name]
 			before, again := first[m.name]
 			switch {
 			case m.name == "":
-			case !known:
-				d.faultAt(m.path, fmt.Sprintf("%q, which is no pool", clip(m.name, 80)), knownNames(c.Pools, func(p Pool) string { return p.Name }, "one of the pools"))
+			case !exists:
+				d.faultAt(m.path, fmt.Sprintf("%q, which is no pool", clip(m.name, 80)), known(pools, "one of the pools"))
 			case again:
 				d.faultAt(m.path, fmt.Sprintf("%q, which is in %s too", m.name, before), "each pool once in split and fallback together")
 			default:
@@ -238,30 +255,29 @@ func (d *decoder) checkPoolReferences(c *Config) {
 	}
 }
 
-// knownNames lists the names that could have been meant, the list bounded.
-func knownNames[T any](items []T, name func(T) string, of string) string {
+// known lists the names that could have been meant, the list bounded.
+func known(names map[string]int, of string) string {
 	const most = 10
-	var out []string
-	for _, item := range items {
-		if len(out) == most {
-			out = append(out, "…")
-			break
-		}
-		out = append(out, clip(name(item), 63))
+	out := slices.Sorted(maps.Keys(names))
+	if len(out) > most {
+		out = append(out[:most], "…")
 	}
-	return of + ": " + strings.Join(out, ", ")
+	return of + ": " + clip(strings.Join(out, ", "), 63*most)
 }
 
 func (d *decoder) checkGroup(g Group, all []Route, routes map[string]int, path string) {
+	if len(all) == 0 {
+		return // reported already
+	}
 	var earlier []groupRoute
 	seen := map[string]bool{}
 	for i, name := range g.Routes {
 		at := index(join(path, "routes"), i)
-		r, known := routes[name]
+		r, exists := routes[name]
 		switch {
 		case name == "":
-		case !known:
-			d.faultAt(at, fmt.Sprintf("%q, which is no route", clip(name, 80)), knownNames(all, func(r Route) string { return r.Name }, "one of the routes"))
+		case !exists:
+			d.faultAt(at, fmt.Sprintf("%q, which is no route", clip(name, 80)), known(routes, "one of the routes"))
 		case seen[name]:
 			d.faultAt(at, fmt.Sprintf("%q a second time", name), "each route once")
 		default:
@@ -286,6 +302,9 @@ func (d *decoder) checkReachable(r Route, earlier []groupRoute, at string) {
 	}
 	for _, e := range earlier {
 		switch {
+		case e.Match.Connect && r.Match.Connect:
+			d.faultAt(at, fmt.Sprintf("%q after %q, both with connect: true", r.Name, e.Name), "one such route per group (CONNECT requests have no path to tell them apart)")
+			return
 		case e.Match.Prefix == "":
 		case e.Match.Prefix == r.Match.Prefix && e.Match.Model == r.Match.Model:
 			d.faultAt(at, fmt.Sprintf("%q, which matches the same prefix and model as %q", r.Name, e.Name), "routes that differ in prefix or model")

@@ -109,6 +109,7 @@ func object(fields []field) value {
 
 func readObject(d *decoder, n *yaml.Node, path string, fields []field) {
 	seen := make(map[string]int, len(fields))
+	planned := false
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, content := n.Content[i], n.Content[i+1]
 		at := join(path, keyText(key.Value))
@@ -121,6 +122,7 @@ func readObject(d *decoder, n *yaml.Node, path string, fields []field) {
 			d.fault(key.Line, at, "an unknown field", suggest(fields, key.Value))
 		case f.later != "":
 			d.fault(key.Line, at, "a field that this version does not support yet", f.later)
+			planned = true
 		case again:
 			d.fault(key.Line, at, fmt.Sprintf("the field a second time (first on line %d)", first), "each field once")
 		default:
@@ -130,7 +132,8 @@ func readObject(d *decoder, n *yaml.Node, path string, fields []field) {
 		}
 	}
 	for _, f := range fields {
-		if _, ok := seen[f.name]; !ok {
+		// A planned field may stand in a required one's place: one fault is enough.
+		if _, ok := seen[f.name]; !ok && !(planned && f.required) {
 			f.missing(d, join(path, f.name))
 		}
 	}
@@ -169,9 +172,6 @@ func list[T any](into *[]T, atLeast, atMost int, item func(*T) value) value {
 	if atLeast > 0 {
 		accepted = "a list that is not empty"
 	}
-	if atMost != anyNumber {
-		accepted += fmt.Sprintf(", at most %d long", atMost)
-	}
 	return value{
 		accepted: accepted,
 		schema: func() schema {
@@ -191,7 +191,7 @@ func list[T any](into *[]T, atLeast, atMost int, item func(*T) value) value {
 			case len(n.Content) < atLeast:
 				d.fault(n.Line, path, "an empty list", accepted)
 			case atMost != anyNumber && len(n.Content) > atMost:
-				d.fault(n.Line, path, fmt.Sprintf("%d of them", len(n.Content)), accepted)
+				d.fault(n.Line, path, fmt.Sprintf("%d items", len(n.Content)), fmt.Sprintf("at most %d", atMost))
 			default:
 				*into = make([]T, len(n.Content))
 				for i, content := range n.Content {

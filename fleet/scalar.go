@@ -173,7 +173,7 @@ const durationPattern = `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`
 var durationText = regexp.MustCompile(durationPattern)
 
 func duration(into *time.Duration, low, high time.Duration) value {
-	accepted := fmt.Sprintf("a duration with its unit %s…%s, such as 250ms, 3s or 1h30m", short(low), short(high))
+	accepted := fmt.Sprintf("a duration %s…%s with its unit, such as 250ms, 3s or 1h30m", short(low), short(high))
 	return scalar(tagText, accepted, schema{"type": "string", "pattern": durationPattern}, func(text string) bool {
 		if !durationText.MatchString(text) {
 			return false
@@ -209,7 +209,7 @@ const sizePattern = `^([0-9]{1,12})(B|kB|MB|GB|KiB|MiB|GiB)$`
 var sizeText = regexp.MustCompile(sizePattern)
 
 func size(into *Bytes, low, high Bytes) value {
-	accepted := fmt.Sprintf("a size with its unit %s…%s, such as 65535B, 64KiB or 1MiB (units: B, KiB, MiB, GiB, kB, MB, GB)", low, high)
+	accepted := fmt.Sprintf("a size %s…%s with its unit, such as 65535B, 64KiB or 1MiB (units: B, KiB, MiB, GiB, kB, MB, GB)", low, high)
 	return scalar(tagText, accepted, schema{"type": "string", "pattern": sizePattern}, func(text string) bool {
 		m := sizeText.FindStringSubmatch(text)
 		if m == nil {

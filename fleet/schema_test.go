@@ -176,7 +176,7 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 	}
 }
 
-// TestSchemaKeepsWhatTheDecoderKeeps removes and adds each key of full.yaml in
+// TestSchemaAndDecoderKnowTheSameKeys removes and changes each key of full.yaml in
 // turn: schema and decoder must refuse the same.
 func TestSchemaAndDecoderKnowTheSameKeys(t *testing.T) {
 	var whole any
@@ -230,7 +230,7 @@ func eachMapping(v any, visit func(map[string]any)) {
 	}
 }
 
-// TestEveryDefaultIsReadable reads each default as if it stood in a file.
+// TestEveryDefaultIsValid holds each default against its own schema.
 func TestEveryDefaultIsValid(t *testing.T) {
 	var walk func(s map[string]any, path string)
 	walk = func(s map[string]any, path string) {
