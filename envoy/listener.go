@@ -15,6 +15,8 @@ import (
 	grpclogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	extensionmatcherv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
 	skipv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
+	bodysizev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/body_size_limit/v3"
+	compositev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/composite/v3"
 	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	jsonmetadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
@@ -33,7 +35,7 @@ import (
 // Names of the HTTP filters, by which routes configure them.
 const (
 	filterPeek     = "envoy.filters.http.json_to_metadata"
-	filterBodySize = "envoy.filters.http.body_size_limit"
+	filterBodySize = "fairlead.body_size"
 	filterExtProc  = wire.AttributesKey
 	filterRouter   = "envoy.filters.http.router"
 )
@@ -135,7 +137,10 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		HttpFilters: []*hcmv3.HttpFilter{
 			httpFilter(filterPeek, extensionWithin(group.Listener.PeekDigits)),
 			// After the body filter: by now the model has chosen the route.
-			{Name: filterBodySize, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: bodySize(largestBody)}},
+			httpFilter(filterBodySize, &extensionmatcherv3.ExtensionWithMatcher{
+				ExtensionConfig: extension("envoy.filters.http.composite", &compositev3.Composite{}),
+				XdsMatcher:      limitBody(largestBody),
+			}),
 			{Name: filterExtProc, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(externalProcessor())}},
 			{Name: filterRouter, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(router())}},
 		},
@@ -224,6 +229,19 @@ func extensionWithin(digits int) *extensionmatcherv3.ExtensionWithMatcher {
 			}}},
 		}},
 	}
+}
+
+// limitBody lets the body_size_limit filter run with a limit. That filter can't
+// be configured per route; so it runs inside a composite filter whose matcher
+// can, and which here always picks it.
+func limitBody(limit fleet.Bytes) *matchingv3.Matcher {
+	return &matchingv3.Matcher{OnNoMatch: &matchingv3.Matcher_OnMatch{OnMatch: &matchingv3.Matcher_OnMatch_Action{
+		Action: matchingExtension("limit", &compositev3.ExecuteFilterAction{
+			TypedConfig: extension("envoy.filters.http.body_size_limit", &bodysizev3.BodySizeLimit{
+				MaxRequestBytes: wrapperspb.UInt64(uint64(limit)),
+			}),
+		}),
+	}}}
 }
 
 func matchingExtension(name string, m proto.Message) *xdscorev3.TypedExtensionConfig {

@@ -11,7 +11,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	bodysizev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/body_size_limit/v3"
+	extensionmatcherv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
 	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	previoushostsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	prioritygroupv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/priority_group/v3"
@@ -210,7 +210,7 @@ func bufferLimit(r fleet.Route, peekDigits int) uint64 {
 func largestPeek(digits int) uint64 { return uint64(math.Pow10(digits)) - 1 }
 
 func bodySize(limit fleet.Bytes) *anypb.Any {
-	return packed(&bodysizev3.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(uint64(limit))})
+	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: limitBody(limit)})
 }
 
 func dialectMetadata(d fleet.Dialect) *corev3.Metadata {

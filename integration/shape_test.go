@@ -1,0 +1,556 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fairlead-proxy/fairlead/envoy"
+	"github.com/fairlead-proxy/fairlead/envoy/bootstrap"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+)
+
+// The shape tests give the resources of package envoy to a real Envoy as one
+// static configuration, with nobody behind the ext_proc and access-log
+// addresses: this is what a sidecar does while Fairlead is away.
+
+// static turns resources into a bootstrap that needs no control plane.
+func static(r envoy.Resources, l *listenerv3.Listener) (*bootstrapv3.Bootstrap, error) {
+	assignments := map[string]*endpointv3.ClusterLoadAssignment{}
+	for _, a := range r.Endpoints {
+		assignments[a.GetClusterName()] = a
+	}
+	var clusters []*clusterv3.Cluster
+	for _, c := range r.Clusters {
+		c = proto.Clone(c).(*clusterv3.Cluster)
+		if a := assignments[c.GetName()]; a != nil {
+			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
+			c.EdsClusterConfig = nil
+			c.LoadAssignment = a
+		}
+		clusters = append(clusters, c)
+	}
+	l, err := withRoutes(l, r.Routes[0])
+	if err != nil {
+		return nil, err
+	}
+	return &bootstrapv3.Bootstrap{
+		Node: &corev3.Node{Id: "shape-1", Cluster: "edge"},
+		Admin: &bootstrapv3.Admin{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{
+			SocketAddress: &corev3.SocketAddress{Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{}},
+		}}},
+		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
+			Clusters: clusters, Listeners: []*listenerv3.Listener{l},
+		},
+	}, nil
+}
+
+// withRoutes puts the route configuration into the listener.
+func withRoutes(l *listenerv3.Listener, routes *routev3.RouteConfiguration) (*listenerv3.Listener, error) {
+	l = proto.Clone(l).(*listenerv3.Listener)
+	filter := l.GetFilterChains()[0].GetFilters()[0]
+	hcm := &hcmv3.HttpConnectionManager{}
+	if err := filter.GetTypedConfig().UnmarshalTo(hcm); err != nil {
+		return nil, err
+	}
+	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes}
+	packed, err := anypb.New(hcm)
+	if err != nil {
+		return nil, err
+	}
+	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: packed}
+	return l, nil
+}
+
+// staticOf builds the first group of a config.
+func staticOf(t *testing.T, cfg *fleet.Config, rt envoy.Runtime, listen netip.AddrPort) []byte {
+	t.Helper()
+	group := cfg.Groups[0]
+	r, err := envoy.Build(cfg, group, rt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := envoy.BuildListener(cfg, group, listen, rt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := static(r, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := protojson.Marshal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// nobody is an address that no process of Fairlead listens on.
+func nobody(t *testing.T) envoy.Runtime {
+	dir := envoytest.ShortTempDir(t)
+	return envoy.Runtime{
+		ExtProc:   fleet.Address{Path: filepath.Join(dir, "ep")},
+		AccessLog: fleet.Address{Path: filepath.Join(dir, "al")},
+	}
+}
+
+// shape is a config's text with the addresses of upstreams: $NAME stands for
+// the list of endpoints of a pool.
+type shape struct {
+	text  string
+	pools map[string][]*envoytest.Upstream
+}
+
+func (s shape) config(t *testing.T) *fleet.Config {
+	t.Helper()
+	text := s.text
+	for name, ups := range s.pools {
+		var items []string
+		for _, u := range ups {
+			items = append(items, fmt.Sprintf("{address: %q}", u.Addr().String()))
+		}
+		text = strings.ReplaceAll(text, "$"+name, "["+strings.Join(items, ", ")+"]")
+	}
+	cfg, err := fleet.Parse("shape.yaml", []byte(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return cfg
+}
+
+func startShape(t *testing.T, s shape, rt envoy.Runtime) *factEnvoy {
+	t.Helper()
+	cfg := s.config(t)
+	e := &factEnvoy{t: t, Envoy: envoytest.Start(t, staticOf(t, cfg, rt, netip.MustParseAddrPort("127.0.0.1:0")))}
+	e.addr = e.Listener(envoy.ListenerName(cfg.Groups[0].Name, netip.MustParseAddrPort("127.0.0.1:0")))
+	tr := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 100}
+	t.Cleanup(tr.CloseIdleConnections)
+	e.client = &http.Client{Transport: tr, Timeout: time.Minute}
+	return e
+}
+
+const shapeHead = `
+apiVersion: fairlead/v1alpha1
+kind: Fairlead
+`
+
+// TestShapeValidates loads each golden config as Envoy itself would.
+func TestShapeValidates(t *testing.T) {
+	configs, err := filepath.Glob("../envoy/testdata/*.yaml")
+	if err != nil || len(configs) == 0 {
+		t.Fatalf("no configs: %v", err)
+	}
+	binary := envoytest.Binary(t)
+	dir := t.TempDir()
+	validate := func(t *testing.T, name string, content []byte) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command(binary, "--mode", "validate", "-l", "warning", "-c", path).CombinedOutput()
+		if err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	for _, path := range configs {
+		name := strings.TrimSuffix(filepath.Base(path), ".yaml")
+		t.Run(name, func(t *testing.T) {
+			cfg, err := fleet.Load(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rt := envoy.Runtime{ExtProc: cfg.Serve.ExtProc, AccessLog: cfg.Serve.AccessLog}
+			validate(t, name+".json", staticOf(t, cfg, rt, cfg.Groups[0].Listener.Address))
+		})
+	}
+	for _, format := range []string{"yaml", "json"} {
+		t.Run("bootstrap/"+format, func(t *testing.T) {
+			out, err := bootstrap.Render(bootstrap.Options{
+				NodeID: "edge-1", Group: "edge", Listen: netip.MustParseAddrPort("127.0.0.1:9001"),
+				XDS:   []fleet.Address{{Path: "/run/fairlead/xds.sock"}, {Host: "127.0.0.1:18000"}},
+				Admin: fleet.Address{Host: "127.0.0.1:0"},
+			}, format)
+			if err != nil {
+				t.Fatal(err)
+			}
+			validate(t, "bootstrap."+format, out)
+		})
+	}
+}
+
+// expectHeader checks that an answer has exactly one value of a header.
+func expectHeader(t *testing.T, a answer, name, want string) {
+	t.Helper()
+	got := a.header.Values(name)
+	if len(got) != 1 || (want != "*" && got[0] != want) {
+		t.Errorf("%s: got %q, want one %q (status %d, body %s)", name, got, want, a.status, a.body)
+	}
+}
+
+// expectError checks an error body in a dialect and that it says something.
+func expectError(t *testing.T, a answer, status int, dialect fleet.Dialect, says string) {
+	t.Helper()
+	if a.status != status {
+		t.Errorf("status %d, want %d; body %s", a.status, status, a.body)
+	}
+	var body struct {
+		Type  string `json:"type"`
+		Error struct {
+			Type, Code, Message string
+		} `json:"error"`
+	}
+	if err := json.Unmarshal([]byte(a.body), &body); err != nil {
+		t.Errorf("body %q: %v", a.body, err)
+		return
+	}
+	anthropic := body.Type == "error"
+	if anthropic != (dialect == fleet.DialectAnthropic) || body.Error.Type == "" {
+		t.Errorf("body %s is not in dialect %v", a.body, dialect)
+	}
+	if !strings.Contains(body.Error.Message, says) {
+		t.Errorf("message %q does not say %q", body.Error.Message, says)
+	}
+	expectHeader(t, a, "Content-Type", "application/json")
+	expectHeader(t, a, "X-Route-Strategy", "legacy")
+	expectHeader(t, a, "X-Request-Id", "*")
+}
+
+// onePool is one route for each dialect to one pool.
+func onePool(up *envoytest.Upstream) shape {
+	return shape{pools: map[string][]*envoytest.Upstream{"A": {up}}, text: shapeHead + `
+groups:
+- name: edge
+  listener: { address: 127.0.0.1:1 }
+  routes: [messages, chat]
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, split: [ { pool: a, weight: 1 } ] }
+- { name: chat, match: { prefix: /v1/ }, dialect: openai, split: [ { pool: a, weight: 1 } ], maxBody: 2MiB, retryBody: 1MiB }
+`}
+}
+
+func TestShapePassesRequestsWithoutFairlead(t *testing.T) {
+	up := envoytest.NewUpstream(t, envoytest.Echo())
+	e := startShape(t, onePool(up), nobody(t))
+
+	t.Run("reserved headers of the client are removed", func(t *testing.T) {
+		a := e.postJSON("/v1/chat/completions", `{"model":"m"}`,
+			"x-fairlead-decision", "spoof", "X-Fairlead-Draw", "7", "x-fairlead-anything", "1",
+			"x-gateway-destination-endpoint", "10.0.0.1:1", "x-gateway-destination-endpoint-served", "10.0.0.1:1",
+			"x-execution-graph-id", "spoof", "x-envoy-max-retries", "9", "x-kept", "yes")
+		if a.status != http.StatusOK {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		for name := range up.Last().Header {
+			low := strings.ToLower(name)
+			if strings.HasPrefix(low, "x-fairlead") || strings.HasPrefix(low, "x-gateway") ||
+				low == "x-execution-graph-id" || low == "x-envoy-max-retries" {
+				t.Errorf("%s reached the upstream", name)
+			}
+		}
+		if got := up.Last().Header.Get("x-kept"); got != "yes" {
+			t.Errorf("x-kept: %q", got)
+		}
+		expectHeader(t, a, "X-Route-Strategy", "legacy")
+		expectHeader(t, a, "X-Request-Id", "*")
+	})
+	t.Run("an untrusted caller's request id is replaced", func(t *testing.T) {
+		a := e.postJSON("/v1/chat/completions", `{}`, "x-request-id", "mine")
+		if got := a.header.Get("x-request-id"); got == "mine" || got == "" {
+			t.Errorf("answer: %q", got)
+		}
+		if got := up.Last().Header.Get("x-request-id"); got != a.header.Get("x-request-id") {
+			t.Errorf("upstream got %q, the client %q", got, a.header.Get("x-request-id"))
+		}
+	})
+	t.Run("headers of ours from an upstream are removed", func(t *testing.T) {
+		up.Handle(envoytest.Status(200, "{}", "x-fairlead-decision", "no", "x-route-strategy", "no",
+			"x-execution-graph-id", "no", "x-request-id", "no", "x-fairlead-served-by", "no"))
+		defer up.Handle(envoytest.Echo())
+		a := e.postJSON("/v1/chat/completions", `{}`)
+		expectHeader(t, a, "X-Route-Strategy", "legacy")
+		if got := a.header.Get("x-request-id"); got == "no" || got == "" {
+			t.Errorf("x-request-id %q", got)
+		}
+		for _, name := range []string{"x-fairlead-decision", "x-execution-graph-id"} {
+			if got := a.header.Values(name); len(got) > 0 {
+				t.Errorf("%s: %q", name, got)
+			}
+		}
+	})
+	t.Run("methods", func(t *testing.T) {
+		for _, method := range []string{http.MethodHead, http.MethodOptions, http.MethodGet, http.MethodDelete} {
+			if a := e.send(method, "/v1/models", nil); a.status != http.StatusOK || up.Last().Method != method {
+				t.Errorf("%s: status %d, upstream saw %s", method, a.status, up.Last().Method)
+			}
+		}
+	})
+	t.Run("large body", func(t *testing.T) {
+		body := `{"prompt":"` + strings.Repeat("x", 1<<20) + `"}`
+		a := e.postJSON("/v1/chat/completions", body)
+		if a.status != http.StatusOK || up.Last().BodyLen != int64(len(body)) {
+			t.Errorf("status %d, upstream got %d of %d bytes", a.status, up.Last().BodyLen, len(body))
+		}
+	})
+	t.Run("over maxBody", func(t *testing.T) {
+		body := strings.Repeat("x", 3<<20)
+		expectError(t, e.send("POST", "/v1/chat/completions", strings.NewReader(body)), 413, fleet.DialectOpenAI, "larger")
+		a := e.send("POST", "/v1/messages", strings.NewReader(body))
+		if a.status != http.StatusOK {
+			t.Errorf("messages: status %d, want 200: its limit is the default", a.status)
+		}
+		// chunked: the size shows only on the way
+		chunked := e.send("POST", "/v1/chat/completions", io.MultiReader(strings.NewReader(body)))
+		expectError(t, chunked, 413, fleet.DialectOpenAI, "larger")
+	})
+	t.Run("no route", func(t *testing.T) {
+		expectError(t, e.get("/v2/x"), 404, fleet.DialectOpenAI, "GET /v2/x")
+	})
+	t.Run("CONNECT is refused", func(t *testing.T) {
+		if status, _ := connect(t, e.addr); status == http.StatusOK {
+			t.Errorf("CONNECT was allowed: %d", status)
+		}
+	})
+	t.Run("WebSocket", func(t *testing.T) {
+		up.Handle(envoytest.WebSocketEcho())
+		defer up.Handle(envoytest.Echo())
+		for _, headers := range []string{"", "content-type: application/json\r\n"} {
+			expectWebSocketEcho(t, e.addr, "/v1/realtime", headers)
+		}
+	})
+}
+
+// connect sends a CONNECT and returns the status and the open connection.
+func connect(t *testing.T, addr netip.AddrPort) (int, net.Conn) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	fmt.Fprintf(c, "CONNECT model.local:80 HTTP/1.1\r\nHost: model.local:80\r\n\r\n")
+	response, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, c
+}
+
+func expectWebSocketEcho(t *testing.T, addr netip.AddrPort, path, headers string) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n", path, headers)
+	r := bufio.NewReader(c)
+	response, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("status %d", response.StatusCode)
+	}
+	fmt.Fprint(c, "ping")
+	got := make([]byte, 4)
+	if _, err := io.ReadFull(r, got); err != nil || string(got) != "ping" {
+		t.Errorf("echo %q: %v", got, err)
+	}
+}
+
+func TestShapeLeavesEventStreamsUntouched(t *testing.T) {
+	events := make(chan string)
+	up := envoytest.NewUpstream(t, envoytest.SSE(events))
+	e := startShape(t, onePool(up), nobody(t))
+	response, err := e.open(context.Background(), "POST", "/v1/chat/completions", strings.NewReader(`{"stream":true}`), "content-type", "application/json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	r := bufio.NewReader(response.Body)
+	for i := range 20 {
+		event := fmt.Sprintf("data: {\"i\": %d}\n\n", i)
+		events <- event
+		got := make([]byte, len(event))
+		// The next event is sent only after this one was received.
+		if _, err := io.ReadFull(r, got); err != nil || string(got) != event {
+			t.Fatalf("event %d: got %q, %v", i, got, err)
+		}
+	}
+	close(events)
+	if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
+		t.Errorf("after the end: %q, %v", rest, err)
+	}
+}
+
+func TestShapeAllowsConnectOnlyWhereTheRouteSays(t *testing.T) {
+	up := envoytest.NewUpstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+		_, _ = io.Copy(c, rw)
+	}))
+	s := shape{pools: map[string][]*envoytest.Upstream{"A": {up}}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [tunnel] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: tunnel, match: { prefix: /, connect: true }, dialect: openai, split: [ { pool: a, weight: 1 } ] }
+`}
+	e := startShape(t, s, nobody(t))
+	status, c := connect(t, e.addr)
+	if status != http.StatusOK {
+		t.Fatalf("status %d", status)
+	}
+	fmt.Fprint(c, "ping")
+	got := make([]byte, 4)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "ping" {
+		t.Errorf("echo %q: %v", got, err)
+	}
+}
+
+// poolAnswer answers with a pool's name.
+func poolAnswer(name string) http.Handler { return envoytest.JSON(`{"pool":"` + name + `"}`) }
+
+func TestShapeRoutesByModel(t *testing.T) {
+	small, large, any := envoytest.NewUpstream(t, poolAnswer("small")), envoytest.NewUpstream(t, poolAnswer("large")), envoytest.NewUpstream(t, poolAnswer("any"))
+	s := shape{
+		pools: map[string][]*envoytest.Upstream{"SMALL": {small}, "LARGE": {large}, "ANY": {any}},
+		text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [small, large, messages-small, open-small, open] }
+pools:
+- { name: small, endpoints: $SMALL }
+- { name: large, endpoints: $LARGE }
+- { name: any, endpoints: $ANY }
+routes:
+- { name: small, match: { prefix: /v1/, model: m-small }, dialect: openai, split: [ { pool: small, weight: 1 } ], maxBody: 4KiB }
+- { name: large, match: { prefix: /v1/, model: m-large }, dialect: openai, split: [ { pool: large, weight: 1 } ] }
+- { name: messages-small, match: { prefix: /v1/messages, model: claude }, dialect: anthropic, split: [ { pool: small, weight: 1 } ] }
+- { name: open-small, match: { prefix: /open, model: m-small }, dialect: openai, split: [ { pool: small, weight: 1 } ] }
+- { name: open, match: { prefix: /open }, dialect: openai, split: [ { pool: any, weight: 1 } ] }
+`}
+	e := startShape(t, s, nobody(t))
+
+	t.Run("known models", func(t *testing.T) {
+		for path, want := range map[string]string{
+			"/v1/chat/completions m-small": "small", "/v1/chat/completions m-large": "large",
+			"/v1/embeddings m-large": "large", "/v1/messages claude": "small",
+			"/open/chat/completions m-small": "small", "/open/chat/completions other": "any",
+		} {
+			path, model, _ := strings.Cut(path, " ")
+			a := e.postJSON(path, `{"model":"`+model+`"}`)
+			if a.status != 200 || !strings.Contains(a.body, `"`+want+`"`) {
+				t.Errorf("%s %s: %d %s, want pool %s", path, model, a.status, a.body, want)
+			}
+			expectHeader(t, a, "X-Route-Strategy", "legacy")
+		}
+	})
+	t.Run("unknown model", func(t *testing.T) {
+		expectError(t, e.postJSON("/v1/chat/completions", `{"model":"gp\"t"}`), 404, fleet.DialectOpenAI, `'gp"t'`)
+		expectError(t, e.postJSON("/v1/messages", `{"model":"gpt"}`), 404, fleet.DialectAnthropic, "'gpt'")
+	})
+	t.Run("model not read", func(t *testing.T) {
+		expectError(t, e.postJSON("/v1/chat/completions", `{"model":`), 400, fleet.DialectOpenAI, "not valid JSON")
+		expectError(t, e.send("POST", "/v1/messages", strings.NewReader(`{"model":"claude"}`), "content-type", "text/plain"), 400, fleet.DialectAnthropic, "content-type")
+		expectError(t, e.postJSON("/v1/chat/completions", `{"messages":[]}`), 400, fleet.DialectOpenAI, "no top-level")
+		chunked := e.send("POST", "/v1/messages", io.MultiReader(strings.NewReader(`{"model":"claude"}`)), "content-type", "application/json")
+		expectError(t, chunked, 400, fleet.DialectAnthropic, "content-length")
+		big := `{"model":"m-small","x":"` + strings.Repeat("x", 1<<20) + `"}`
+		expectError(t, e.postJSON("/v1/chat/completions", big), 400, fleet.DialectOpenAI, "999999")
+		if a := e.postJSON("/open/chat/completions", big); !strings.Contains(a.body, "any") {
+			t.Errorf("a body too large to read does not take the route without a model: %d %s", a.status, a.body)
+		}
+	})
+	t.Run("content types", func(t *testing.T) {
+		for _, ct := range []string{"application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"} {
+			a := e.send("POST", "/v1/chat/completions", strings.NewReader(`{"model":"m-large"}`), "content-type", ct)
+			if a.status != 200 {
+				t.Errorf("%s: %d %s", ct, a.status, a.body)
+			}
+		}
+	})
+	t.Run("the chosen route's own body limit counts", func(t *testing.T) {
+		body := func(model string) string { return `{"model":"` + model + `","x":"` + strings.Repeat("x", 8<<10) + `"}` }
+		expectError(t, e.postJSON("/v1/chat/completions", body("m-small")), 413, fleet.DialectOpenAI, "larger")
+		if a := e.postJSON("/v1/chat/completions", body("m-large")); a.status != 200 {
+			t.Errorf("large: %d %s", a.status, a.body)
+		}
+	})
+	t.Run("requests without a body pass", func(t *testing.T) {
+		if a := e.get("/v1/models"); a.status != 200 || !strings.Contains(a.body, "small") {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+		small.Handle(envoytest.WebSocketEcho())
+		defer small.Handle(poolAnswer("small"))
+		expectWebSocketEcho(t, e.addr, "/v1/realtime", "content-type: application/json\r\n")
+	})
+}
+
+func TestShapeAddsRetryFieldsOnlyWhereNoneAre(t *testing.T) {
+	up := envoytest.NewUpstream(t, nil)
+	e := startShape(t, onePool(up), nobody(t))
+	for _, c := range []struct {
+		sent       []string
+		ms, second []string
+	}{
+		{nil, []string{"1000"}, []string{"1"}},
+		{[]string{"retry-after", "30"}, nil, []string{"30"}},
+		{[]string{"retry-after-ms", "700"}, []string{"700"}, nil},
+		{[]string{"retry-after-ms", "1000"}, []string{"1000"}, nil},
+		{[]string{"retry-after", "2", "retry-after-ms", "1700"}, []string{"1700"}, []string{"2"}},
+	} {
+		up.Handle(envoytest.Status(429, `{"error":{"message":"busy"}}`, c.sent...))
+		up.Forget()
+		a := e.postJSON("/v1/chat/completions", `{}`)
+		if a.status != 429 || a.body != `{"error":{"message":"busy"}}` {
+			t.Errorf("sent %q: %d %s", c.sent, a.status, a.body)
+		}
+		if got := a.header.Values("Retry-After-Ms"); strings.Join(got, ",") != strings.Join(c.ms, ",") {
+			t.Errorf("sent %q: retry-after-ms %q, want %q", c.sent, got, c.ms)
+		}
+		if got := a.header.Values("Retry-After"); strings.Join(got, ",") != strings.Join(c.second, ",") {
+			t.Errorf("sent %q: retry-after %q, want %q", c.sent, got, c.second)
+		}
+		if n := up.Count(); n != 1 {
+			t.Errorf("a 429 was sent %d times to a route with one tier", n)
+		}
+	}
+	up.Handle(envoytest.Status(200, "{}"))
+	if a := e.postJSON("/v1/chat/completions", `{}`); len(a.header.Values("Retry-After-Ms"))+len(a.header.Values("Retry-After")) > 0 {
+		t.Errorf("a 200 has retry fields: %v", a.header)
+	}
+}
