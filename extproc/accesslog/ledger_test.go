@@ -1,0 +1,412 @@
+package accesslog
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+var epoch = time.UnixMilli(1718924567123)
+
+const id = "1718924567123-007-0001"
+
+func endpoint(n int) fleet.EndpointKey {
+	return fleet.EndpointKey{Pool: "h100", Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), 8000)}
+}
+
+var a, b, c = endpoint(1), endpoint(2), endpoint(3)
+
+// script drives a ledger with a clock of its own.
+type script struct {
+	*Ledger
+	t   *testing.T
+	now time.Time
+}
+
+func newScript(t *testing.T) *script {
+	s := &script{t: t, now: epoch}
+	s.Ledger = NewLedger(func() time.Time { return s.now })
+	return s
+}
+
+func (s *script) wait(d time.Duration) { s.now = s.now.Add(d); s.Expire(s.now) }
+
+func (s *script) decided(on fleet.EndpointKey) { s.Decided(id, "", on, s.now) }
+
+func (s *script) say(kind fleet.OutcomeKind, attempt int, on fleet.EndpointKey) {
+	s.Apply(fleet.Outcome{Kind: kind, Node: "edge-1", ID: id, Attempt: attempt, Endpoint: on, At: s.now})
+}
+
+// expect checks the attempts in flight on a, b and c.
+func (s *script) expect(what string, wantA, wantB, wantC int32) {
+	s.t.Helper()
+	got := [3]int32{s.InFlight(s.Slot(a)), s.InFlight(s.Slot(b)), s.InFlight(s.Slot(c))}
+	if want := [3]int32{wantA, wantB, wantC}; got != want {
+		s.t.Errorf("%s: in flight %v; want %v", what, got, want)
+	}
+	if total := int(wantA + wantB + wantC); s.Total() != total {
+		s.t.Errorf("%s: total %d; want %d", what, s.Total(), total)
+	}
+}
+
+func TestAttemptCountsFromDecisionToEnd(t *testing.T) {
+	s := newScript(t)
+	s.decided(a)
+	s.expect("decided", 1, 0, 0)
+	s.say(fleet.AttemptStarted, 1, a)
+	s.expect("confirmed", 1, 0, 0)
+	s.wait(20 * time.Second)
+	s.say(fleet.Heartbeat, 1, a)
+	s.wait(20 * time.Second)
+	s.expect("kept by the heartbeat", 1, 0, 0)
+	s.say(fleet.AttemptEnded, 1, a)
+	s.expect("ended", 0, 0, 0)
+	s.say(fleet.RequestEnded, 1, a)
+	s.expect("request ended", 0, 0, 0)
+	s.wait(memory)
+	if n := s.records.Load(); n != 0 {
+		t.Errorf("%d records are kept", n)
+	}
+}
+
+func TestUnconfirmedDecisionEndsSoon(t *testing.T) {
+	s := newScript(t)
+	s.decided(a)
+	s.wait(ProvisionalLease - time.Millisecond)
+	s.expect("just before", 1, 0, 0)
+	s.wait(time.Millisecond)
+	s.expect("after", 0, 0, 0)
+	s.say(fleet.AttemptStarted, 1, a)
+	s.expect("a late start counts", 1, 0, 0)
+}
+
+func TestProvisionalAttemptMovesToWhereEnvoyWent(t *testing.T) {
+	s := newScript(t)
+	s.decided(a)
+	s.say(fleet.AttemptStarted, 1, b)
+	s.expect("moved", 0, 1, 0)
+	s.say(fleet.RequestEnded, 1, b)
+	s.expect("ended", 0, 0, 0)
+}
+
+func TestRetryEndsTheAttemptBefore(t *testing.T) {
+	s := newScript(t)
+	s.decided(a)
+	s.say(fleet.AttemptStarted, 1, a)
+	s.say(fleet.AttemptStarted, 2, b)
+	s.expect("second attempt, end of the first not logged yet", 0, 1, 0)
+	s.say(fleet.AttemptEnded, 1, a)
+	s.expect("late end of the first", 0, 1, 0)
+	s.say(fleet.Heartbeat, 1, a)
+	s.expect("late heartbeat of the first", 0, 1, 0)
+	s.say(fleet.AttemptEnded, 2, b)
+	s.say(fleet.AttemptStarted, 3, c)
+	s.expect("third attempt", 0, 0, 1)
+	s.say(fleet.RequestEnded, 3, c)
+	s.expect("over", 0, 0, 0)
+}
+
+func TestRefusedConnectionHasAnEndWithoutStart(t *testing.T) {
+	s := newScript(t)
+	s.decided(a)
+	s.say(fleet.AttemptEnded, 1, a)
+	s.expect("refused", 0, 0, 0)
+	s.say(fleet.AttemptStarted, 2, b)
+	s.expect("retried", 0, 1, 0)
+	s.say(fleet.RequestEnded, 2, b)
+	s.expect("over", 0, 0, 0)
+}
+
+func TestEndWithoutStartIsIgnored(t *testing.T) {
+	s := newScript(t)
+	s.say(fleet.AttemptEnded, 1, a)
+	s.say(fleet.RequestEnded, 1, a)
+	s.expect("nothing was counted", 0, 0, 0)
+}
+
+func TestLateStartAfterTheEndIsIgnored(t *testing.T) {
+	for _, end := range []fleet.OutcomeKind{fleet.AttemptEnded, fleet.RequestEnded} {
+		s := newScript(t)
+		s.say(end, 1, a)
+		s.say(fleet.AttemptStarted, 1, a)
+		s.say(fleet.Heartbeat, 1, a)
+		s.expect(end.String(), 0, 0, 0)
+	}
+}
+
+func TestRestartedServeFindsStreamsByHeartbeat(t *testing.T) {
+	s := newScript(t)
+	s.say(fleet.Heartbeat, 2, b)
+	s.expect("found", 0, 1, 0)
+	s.say(fleet.AttemptEnded, 2, b)
+	s.expect("ended", 0, 0, 0)
+}
+
+func TestHeartbeatWithoutUpstreamCountsNothing(t *testing.T) {
+	s := newScript(t)
+	s.say(fleet.Heartbeat, 0, fleet.EndpointKey{})
+	s.expect("no upstream yet", 0, 0, 0)
+	if s.records.Load() != 0 {
+		t.Error("a record was made")
+	}
+}
+
+func TestLeaseWithoutHeartbeatEnds(t *testing.T) {
+	s := newScript(t)
+	s.say(fleet.AttemptStarted, 1, a)
+	s.wait(Lease - time.Second)
+	s.expect("within the lease", 1, 0, 0)
+	s.wait(time.Second)
+	s.expect("after it", 0, 0, 0)
+	s.say(fleet.Heartbeat, 1, a)
+	s.expect("the log is back", 1, 0, 0)
+}
+
+func TestKilledEnvoyLosesItsLeasesAfterTheGrace(t *testing.T) {
+	s := newScript(t)
+	s.say(fleet.AttemptStarted, 1, a)
+	s.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "edge-2", ID: "1718924567123-007-0002", Attempt: 1, Endpoint: b, At: s.now})
+	s.NodeGone("edge-1")
+	s.expect("at once", 1, 1, 0)
+	s.wait(NodeGrace)
+	s.expect("after the grace", 0, 1, 0)
+}
+
+func TestReconnectedEnvoyKeepsItsLeases(t *testing.T) {
+	s := newScript(t)
+	s.say(fleet.AttemptStarted, 1, a)
+	s.NodeGone("edge-1")
+	s.wait(10 * time.Second)
+	s.say(fleet.Heartbeat, 1, a)
+	s.wait(NodeGrace)
+	s.expect("renewed", 1, 0, 0)
+}
+
+func TestRequestIDsCountPerEnvoyAndDecisionIDsEverywhere(t *testing.T) {
+	s := newScript(t)
+	for _, node := range []string{"edge-1", "edge-2"} {
+		s.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: node, ID: "client-id", Attempt: 1, Endpoint: a, At: s.now})
+	}
+	s.expect("same request id on two Envoys", 2, 0, 0)
+	s.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "edge-1", ID: "client-id", At: s.now})
+	s.expect("one ended", 1, 0, 0)
+}
+
+func TestFullLedgerCountsNoMore(t *testing.T) {
+	s := newScript(t)
+	s.max = 2
+	for i := range 5 {
+		s.Decided(fmt.Sprintf("1718924567123-007-%04d", i), "", a, s.now)
+	}
+	s.expect("two of five", 2, 0, 0)
+	if s.Dropped() != 3 {
+		t.Errorf("%d dropped", s.Dropped())
+	}
+	s.wait(ProvisionalLease)
+	s.expect("room again", 0, 0, 0)
+	s.decided(b)
+	s.expect("counted again", 0, 1, 0)
+}
+
+func TestSlotsAreStableAndRecycledOnlyWhenIdle(t *testing.T) {
+	s := newScript(t)
+	held := s.Slot(endpoint(1))
+	s.say(fleet.AttemptStarted, 1, endpoint(1))
+	for i := 2; i < MaxSlots; i++ {
+		if got := s.Slot(endpoint(i)); got == NoSlot || got == held {
+			t.Fatalf("endpoint %d has slot %d", i, got)
+		}
+	}
+	if got := s.Slot(endpoint(MaxSlots)); got != NoSlot {
+		t.Errorf("an endpoint beyond the bound has slot %d", got)
+	}
+	if s.InFlight(NoSlot) != 0 {
+		t.Error("NoSlot counts")
+	}
+	s.now = s.now.Add(slotIdle)
+	second := s.Slot(endpoint(2)) // asked for: in use
+	got := s.Slot(endpoint(MaxSlots))
+	if got == NoSlot || got == held || got == second {
+		t.Errorf("recycled slot %d; %d has an attempt, %d is in use", got, held, second)
+	}
+	if s.Slot(endpoint(1)) != held {
+		t.Error("the slot with an attempt was given away")
+	}
+}
+
+func TestRunExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLedger(time.Now)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- l.Run(ctx) }()
+		l.Decided(id, "", a, time.Now())
+		time.Sleep(ProvisionalLease + time.Second)
+		if l.Total() != 0 {
+			t.Error("the lease didn't end")
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// event is a step of one request's story.
+type event struct {
+	decide  bool
+	outcome fleet.Outcome
+}
+
+// story draws what happens to one request: decision, attempts, retries, end.
+func story(t *rapid.T, n int) []event {
+	id := fmt.Sprintf("1718924567123-007-%04d", n)
+	if rapid.Bool().Draw(t, "ext_proc away") {
+		id = fmt.Sprintf("client-%d", n)
+	}
+	on := func() fleet.EndpointKey { return endpoint(rapid.IntRange(1, 4).Draw(t, "endpoint")) }
+	say := func(kind fleet.OutcomeKind, attempt int, e fleet.EndpointKey) event {
+		return event{outcome: fleet.Outcome{Kind: kind, Node: "edge", ID: id, Attempt: attempt, Endpoint: e}}
+	}
+	out := []event{{decide: true, outcome: fleet.Outcome{ID: id, Endpoint: on()}}}
+	attempts := rapid.IntRange(0, 4).Draw(t, "attempts")
+	for n := 1; n <= attempts; n++ {
+		e := on()
+		if rapid.Bool().Draw(t, "connected") {
+			out = append(out, say(fleet.AttemptStarted, n, e))
+			for range rapid.IntRange(0, 2).Draw(t, "heartbeats") {
+				out = append(out, say(fleet.Heartbeat, n, e))
+			}
+		}
+		out = append(out, say(fleet.AttemptEnded, n, e))
+	}
+	return append(out, say(fleet.RequestEnded, attempts, fleet.EndpointKey{}))
+}
+
+// TestInFlightReturnsToZero plays many requests with entries lost, doubled and
+// in any order. No counter is ever negative, and in the end all are zero: at
+// once when nothing is lost and the end comes last, after the leases otherwise.
+func TestInFlightReturnsToZero(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		l := NewLedger(func() time.Time { return now })
+		var events []event
+		for n := range rapid.IntRange(1, 6).Draw(t, "requests") {
+			events = append(events, story(t, n)...)
+		}
+		tidy := rapid.Bool().Draw(t, "tidy")
+		if !tidy {
+			events = rapid.Permutation(events).Draw(t, "order")
+		}
+		for _, e := range events {
+			copies := 1
+			if !tidy {
+				copies = rapid.SampledFrom([]int{0, 1, 1, 1, 2}).Draw(t, "copies")
+			}
+			for range copies {
+				if e.decide {
+					l.Decided(e.outcome.ID, "", e.outcome.Endpoint, now)
+					continue
+				}
+				e.outcome.At = now
+				l.Apply(e.outcome)
+			}
+			if !tidy {
+				now = now.Add(time.Duration(rapid.IntRange(0, 8000).Draw(t, "pause")) * time.Millisecond)
+				l.Expire(now)
+				if rapid.IntRange(0, 9).Draw(t, "gone") == 0 {
+					l.NodeGone("edge")
+				}
+			}
+			for n := 1; n <= 4; n++ {
+				if got := l.InFlight(l.Slot(endpoint(n))); got < 0 {
+					t.Fatalf("%d in flight on endpoint %d", got, n)
+				}
+			}
+		}
+		if tidy {
+			// A provisional lease under a client's id is not joined with the log
+			// (the Envoy is unknown at the decision); it ends by itself.
+			now = now.Add(ProvisionalLease)
+			l.Expire(now)
+		} else {
+			now = now.Add(Lease + memory)
+			l.Expire(now)
+		}
+		if l.Total() != 0 {
+			t.Fatalf("%v in flight at the end", l.Snapshot())
+		}
+		now = now.Add(Lease + memory)
+		l.Expire(now)
+		if n := l.records.Load(); n != 0 {
+			t.Fatalf("%d records are kept", n)
+		}
+	})
+}
+
+func TestLedgerIsSafeForConcurrentUse(t *testing.T) {
+	l := NewLedger(time.Now)
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for i := range 2000 {
+				id := fmt.Sprintf("1718924567123-%03d-%04d", g, i)
+				e := endpoint(1 + i%4)
+				l.Decided(id, "", e, time.Now())
+				l.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: id, Attempt: 1, Endpoint: e})
+				_ = l.InFlight(l.Slot(e))
+				l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id, Attempt: 1})
+			}
+		})
+	}
+	wg.Go(func() {
+		for range 50 {
+			l.Expire(time.Now())
+			l.NodeGone("n")
+			l.Snapshot()
+		}
+	})
+	wg.Wait()
+	if l.Total() != 0 {
+		t.Errorf("%v in flight", l.Snapshot())
+	}
+}
+
+func BenchmarkDecidedToEnd(b *testing.B) {
+	l := NewLedger(time.Now)
+	e := endpoint(1)
+	now := time.Now()
+	ids := make([]string, 8192)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("1718924567%03d-007-%04d", i/1000, i%1000)
+	}
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		id := ids[i%len(ids)]
+		if i%len(ids) == len(ids)-1 {
+			l.Expire(now.Add(time.Hour))
+		}
+		i++
+		l.Decided(id, "", e, now)
+		l.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: id, Attempt: 1, Endpoint: e, At: now})
+		l.Apply(fleet.Outcome{Kind: fleet.AttemptEnded, Node: "n", ID: id, Attempt: 1, Endpoint: e, At: now})
+		l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id, Attempt: 1, At: now})
+	}
+}
+
+func BenchmarkInFlight(b *testing.B) {
+	l := NewLedger(time.Now)
+	slot := l.Slot(endpoint(1))
+	for b.Loop() {
+		l.InFlight(slot)
+	}
+}
