@@ -133,8 +133,7 @@ func (p Profile) decodeNS(decoding, context int) float64 {
 // it the queue grows without end. It returns 0 for an empty or unequal sample.
 //
 // At batch B a request takes output·(base/B + perSeq) + perContext·Σcontext +
-// perPrefill·prompt of the engine's time. (A step also serves prefill, so base
-// is shared once more; this estimate is therefore a few per cent low.)
+// perPrefill·prompt of the engine's time.
 func (p Profile) Capacity(prompt, output []int) float64 {
 	if len(prompt) == 0 || len(prompt) != len(output) {
 		return 0
