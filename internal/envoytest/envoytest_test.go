@@ -263,29 +263,17 @@ func TestWebSocketEchoReturnsBytes(t *testing.T) {
 
 func TestSettingsRecorderSeesWindows(t *testing.T) {
 	rec := NewSettingsRecorder(t)
-	tr := &http2.Transport{
-		AllowHTTP:          true,
-		MaxHeaderListSize:  12345,
-		DisableCompression: true,
-	}
-	conn, err := net.Dial("tcp", rec.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cc, err := tr.NewClientConn(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cc.Close()
-	r, _ := http.NewRequest("GET", "http://x/", nil)
-	answer, err := cc.RoundTrip(r)
+	const stream, connection = 128 << 10, 256 << 10
+	c := h2Client(t)
+	c.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: stream, MaxReceiveBufferPerConnection: connection}
+	answer, err := c.Get("http://" + rec.Addr().String())
 	if err != nil || answer.StatusCode != 200 {
 		t.Fatalf("%v %v", answer, err)
 	}
 	answer.Body.Close()
 	seen := rec.Seen()
-	if len(seen) != 1 || seen[0].Values[http2.SettingMaxHeaderListSize] != 12345 || seen[0].ConnectionWindow <= connectionWindowDefault {
-		t.Errorf("recorded %+v", seen)
+	if len(seen) != 1 || seen[0].Values[http2.SettingInitialWindowSize] != stream || seen[0].ConnectionWindow < connection {
+		t.Errorf("recorded %+v, want a stream window of %d and a connection window of at least %d", seen, stream, connection)
 	}
 }
 

@@ -91,7 +91,7 @@ func (s *SettingsRecorder) accept() {
 		s.open[c] = true
 		s.mu.Unlock()
 		s.wg.Go(func() {
-			if err := s.serve(c); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+			if err := s.serve(c); !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 				s.tb.Logf("settings recorder: %v", err)
 			}
 			_ = c.Close()
@@ -102,6 +102,7 @@ func (s *SettingsRecorder) accept() {
 	}
 }
 
+// serve answers until the connection ends and returns why it did.
 func (s *SettingsRecorder) serve(c net.Conn) error {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(c, preface); err != nil {
