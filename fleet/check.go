@@ -196,7 +196,7 @@ func (d *decoder) checkWeights(s Split, path string) {
 	}
 	for i, w := range s {
 		if w.Weight > 0 && points[i] == 0 {
-			d.faultAt(join(index(path, i), "weight"), fmt.Sprintf("%d, less than one ten-thousandth of the split", w.Weight), "0, or a larger share")
+			d.faultAt(join(index(path, i), "weight"), fmt.Sprintf("%d, too little of the split for one basis point", w.Weight), "0, or a larger share")
 		}
 	}
 }

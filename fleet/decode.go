@@ -71,6 +71,9 @@ type value struct {
 	read func(d *decoder, n *yaml.Node, path string)
 	// absent, if set, fills in what is not in the file.
 	absent func(d *decoder, path string)
+	// fields are those of a mapping, or of a list's items.
+	fields []field
+	many   bool // a list
 }
 
 // field is one key of a mapping.
@@ -91,6 +94,7 @@ type field struct {
 func object(fields []field) value {
 	return value{
 		accepted: "a mapping with " + names(fields),
+		fields:   fields,
 		schema:   func() schema { return objectSchema(fields) },
 		read: func(d *decoder, n *yaml.Node, path string) {
 			if n.Kind != yaml.MappingNode {
@@ -172,10 +176,13 @@ func list[T any](into *[]T, atLeast, atMost int, item func(*T) value) value {
 	if atLeast > 0 {
 		accepted = "a list that is not empty"
 	}
+	one := item(new(T))
 	return value{
 		accepted: accepted,
+		fields:   one.fields,
+		many:     true,
 		schema: func() schema {
-			s := schema{"type": "array", "items": item(new(T)).schema()}
+			s := schema{"type": "array", "items": one.schema()}
 			if atLeast > 0 {
 				s["minItems"] = atLeast
 			}

@@ -61,16 +61,18 @@ const (
 // nameOf is what pools, routes and groups are called. A faulty name is stored
 // all the same, so that what refers to it isn't reported as dangling too.
 func nameOf(into *string) value {
-	const pattern = `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`
 	const accepted = "1 to 63 of a–z, 0–9 and -, not first or last -, not beginning with fairlead-"
-	matches := regexp.MustCompile(pattern).MatchString
 	return scalar(tagText, accepted,
-		schema{"type": "string", "pattern": pattern, "not": schema{"pattern": "^" + reservedName}},
+		schema{"type": "string", "pattern": namePattern, "not": schema{"pattern": "^" + reservedName}},
 		func(text string) bool {
 			*into = text
-			return matches(text) && !strings.HasPrefix(text, reservedName)
+			return nameText.MatchString(text) && !strings.HasPrefix(text, reservedName)
 		})
 }
+
+const namePattern = `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`
+
+var nameText = regexp.MustCompile(namePattern)
 
 // reservedName begins the names of resources of Fairlead's own.
 const reservedName = "fairlead-"
@@ -100,12 +102,14 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 // urlPath is the path part of a URL.
 func urlPath(into *string) value {
 	const limit = 1024
-	const pattern = `^/[!-"$->@-~]*$` // printable ASCII but # and ?
-	matches := regexp.MustCompile(pattern).MatchString
 	return scalar(tagText, fmt.Sprintf("a path that begins with /, printable ASCII without ?, # and spaces, at most %d characters", limit),
-		schema{"type": "string", "pattern": pattern, "maxLength": limit},
-		func(text string) bool { *into = text; return len(text) <= limit && matches(text) })
+		schema{"type": "string", "pattern": pathPattern, "maxLength": limit},
+		func(text string) bool { *into = text; return len(text) <= limit && pathText.MatchString(text) })
 }
+
+const pathPattern = `^/[!-"$->@-~]*$` // printable ASCII but # and ?
+
+var pathText = regexp.MustCompile(pathPattern)
 
 // exactly is a constant.
 func exactly(text string) value {

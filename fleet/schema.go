@@ -3,6 +3,7 @@ package fleet
 import (
 	"encoding/json"
 	"maps"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -28,8 +29,8 @@ func objectSchema(fields []field) schema {
 			continue
 		}
 		s := maps.Clone(f.value.schema())
-		if f.doc != "" {
-			s["description"] = f.doc
+		if text := f.describe(s); text != "" {
+			s["description"] = text
 		}
 		if f.preset != "" {
 			s["default"] = presetValue(f.preset)
@@ -44,6 +45,15 @@ func objectSchema(fields []field) schema {
 		s["required"] = required
 	}
 	return s
+}
+
+// describe says what a field means and, where the schema alone doesn't show it
+// to a person, what is accepted.
+func (f field) describe(s schema) string {
+	if s["type"] != "string" && s["type"] != "integer" && s["type"] != "number" {
+		return f.doc
+	}
+	return strings.TrimSpace(f.doc + " Accepted: " + f.value.accepted + ".")
 }
 
 // presetValue is a default as JSON has it.

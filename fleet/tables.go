@@ -57,10 +57,17 @@ func serveFields(s *Serve) []field {
 		{name: "xds", doc: "Where the xDS server listens.", preset: "unix:/run/fairlead/xds.sock", value: listenAddress(&s.XDS)},
 		{name: "extproc", doc: "Where the ext_proc server listens.", preset: "unix:/run/fairlead/extproc.sock", value: listenAddress(&s.ExtProc)},
 		{name: "accessLog", doc: "Where the access-log receiver listens.", preset: "unix:/run/fairlead/accesslog.sock", value: listenAddress(&s.AccessLog)},
-		{name: "admin", doc: "Where metrics, health and the API are served; TCP only.", preset: "127.0.0.1:9900", value: listenAddress(&s.Admin)},
+		{name: "admin", doc: "Where metrics, health and the API are served; TCP only.", preset: "127.0.0.1:9900", value: adminAddress(&s.Admin)},
 		{name: "stateDir", doc: "Journal of weights set by hand.", preset: "/var/lib/fairlead", value: directory(&s.StateDir)},
 		{name: "shard", doc: "The middle part of decision ids; replicas differ in it.", preset: "0", value: whole(&s.Shard, 0, 999)},
 	}
+}
+
+// adminAddress is a listenAddress that checkServe holds to TCP.
+func adminAddress(into *Address) value {
+	v := listenAddress(into)
+	v.accepted = "IP:port, or a mapping with address and plaintext"
+	return v
 }
 
 func groupFields(g *Group) []field {
@@ -73,7 +80,7 @@ func groupFields(g *Group) []field {
 
 func listenerFields(l *Listener) []field {
 	return []field{
-		{name: "address", doc: "The listening address of sidecars whose bootstrap names no other.", required: true, value: ipPort(&l.Address, nil)},
+		{name: "address", doc: "Where sidecars listen whose bootstrap names no other address.", required: true, value: ipPort(&l.Address, nil)},
 		{name: "http2", doc: "Flow control towards clients.", value: object(http2Fields(&l.HTTP2))},
 		{name: "peekDigits", doc: "Bodies are looked into when their content-length has at most so many digits.", preset: "6", value: whole(&l.PeekDigits, 1, 9)},
 		{name: "drainTime", doc: "How long old connections live after a listener change; longer than the longest generation.", preset: "1h",

