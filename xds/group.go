@@ -3,7 +3,6 @@ package xds
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -242,9 +241,13 @@ func (g *group) request(ses *session, r *discoveryv3.DeltaDiscoveryRequest) ([]E
 	}
 	event := Event{TypeURL: typeURL, Group: g.name, Node: ses.node}
 	o, answered := ts.take(r.GetResponseNonce())
+	if len(ts.open) == 0 && ts.same(ts.believed, g.published(typeURL, ses)) {
+		// The library sends all it has queued before it hands over a request.
+		ts.queued = false
+	}
 	switch {
 	case !answered:
-		if ts.caughtUp(g.published(typeURL, ses)) {
+		if ts.quiet(g.published(typeURL, ses)) {
 			g.waiting.done(ses, typeURL, false)
 		}
 		return nil, nil
@@ -259,12 +262,12 @@ func (g *group) request(ses *session, r *discoveryv3.DeltaDiscoveryRequest) ([]E
 }
 
 func (g *group) ack(ses *session, typeURL string, ts *typeState, o *sent) {
-	ts.accept(o)
+	o.bring(ts.held)
 	ts.lastAck = time.Now()
 	if ts.refused != nil {
 		ts.refused.answered = true
 	}
-	if !ts.caughtUp(g.published(typeURL, ses)) {
+	if !ts.quiet(g.published(typeURL, ses)) {
 		return
 	}
 	wasLate := ts.late
@@ -369,11 +372,7 @@ func (g *group) sending(ses *session, r *discoveryv3.DeltaDiscoveryResponse) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	ts := ses.types[r.GetTypeUrl()]
-	if len(ts.open) >= maxOpenNonce {
-		ts.open = slices.Delete(ts.open, 0, 1)
-	}
-	ts.open = append(ts.open, o)
+	ses.types[r.GetTypeUrl()].add(o)
 }
 
 // published returns what the caches hold of a type for an Envoy. The caller
@@ -396,8 +395,8 @@ func (g *group) published(typeURL string, ses *session) items {
 // It is guarded by group.mu.
 type barrier struct {
 	pending  map[answer]struct{}
-	accepted map[*session]struct{}
-	refused  map[*session]struct{}
+	accepted map[string]int      // by type: Envoys that caught up
+	refused  map[*session]string // the type each refused last
 	closed   bool
 	over     chan struct{} // closed when there is nothing more to wait for
 }
@@ -409,7 +408,7 @@ type answer struct {
 
 func newBarrier() *barrier {
 	return &barrier{
-		pending: map[answer]struct{}{}, accepted: map[*session]struct{}{}, refused: map[*session]struct{}{},
+		pending: map[answer]struct{}{}, accepted: map[string]int{}, refused: map[*session]string{},
 		over: make(chan struct{}),
 	}
 }
@@ -425,9 +424,9 @@ func (b *barrier) done(ses *session, typeURL string, refused bool) {
 	}
 	delete(b.pending, key)
 	if refused {
-		b.refused[ses] = struct{}{}
+		b.refused[ses] = typeURL
 	} else {
-		b.accepted[ses] = struct{}{}
+		b.accepted[typeURL]++
 	}
 	b.check()
 }
@@ -442,7 +441,6 @@ func (b *barrier) drop(ses *session) {
 			delete(b.pending, key)
 		}
 	}
-	delete(b.accepted, ses)
 	delete(b.refused, ses)
 	b.check()
 }
@@ -454,19 +452,13 @@ func (b *barrier) check() {
 	}
 }
 
-// verdict reports whether the content is refused: by several, or by all that
-// answered.
+// verdict reports whether the content is refused: by several, or by the only
+// one that answered.
 func (b *barrier) verdict() bool {
-	if len(b.refused) == 0 {
-		return false
-	}
-	if len(b.refused) >= 2 {
-		return true
-	}
-	for ses := range b.accepted {
-		if _, both := b.refused[ses]; !both {
-			return false
+	for _, typeURL := range b.refused {
+		if len(b.refused) >= 2 || b.accepted[typeURL] == 0 {
+			return true
 		}
 	}
-	return true
+	return false
 }

@@ -302,14 +302,18 @@ func (g *group) nextListener(w *world, a netip.AddrPort) (listenerItem, error) {
 }
 
 // await begins to wait for every Envoy that subscribes to one of the types and
-// hasn't got what is published now. Those that missed a deadline before are
-// not waited for. The caller holds g.mu.
+// has something on its way now that the tables changed. Those that missed a
+// deadline before are not waited for. The caller holds g.mu.
 func (g *group) await(types ...string) *barrier {
 	b := newBarrier()
 	for ses := range g.sessions {
 		for _, typeURL := range types {
 			ts := ses.types[typeURL]
-			if ts != nil && !ts.late && !ts.caughtUp(g.published(typeURL, ses)) {
+			if ts == nil || ts.quiet(g.published(typeURL, ses)) {
+				continue
+			}
+			ts.queued = ts.queued || !ts.same(ts.believed, g.published(typeURL, ses))
+			if !ts.late {
 				b.pending[answer{ses, typeURL}] = struct{}{}
 			}
 		}

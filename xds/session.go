@@ -72,7 +72,13 @@ type typeState struct {
 	// held are the versions the Envoy has accepted, or said it had when it
 	// connected.
 	held map[string]string
-	open []*sent // responses without an answer, oldest first
+	// believed are the versions that were sent last, accepted or not. The
+	// library compares them with its caches to see what to send.
+	believed map[string]string
+	open     []*sent // responses without an answer, oldest first
+	// queued is set when a change was handed to the caches that this stream has
+	// still to send.
+	queued bool
 	// late is set when a deadline passed without an answer, until it caught up.
 	late    bool
 	lastAck time.Time
@@ -226,6 +232,7 @@ func (ts *typeState) subscribe(r *discoveryv3.DeltaDiscoveryRequest) error {
 		}
 		delete(ts.names, n)
 		delete(ts.held, n)
+		delete(ts.believed, n)
 	}
 	if len(ts.names) > maxNames {
 		return status.Errorf(codes.ResourceExhausted, "more than %d names of %s", maxNames, r.GetTypeUrl())
@@ -234,15 +241,15 @@ func (ts *typeState) subscribe(r *discoveryv3.DeltaDiscoveryRequest) error {
 }
 
 func newTypeState(r *discoveryv3.DeltaDiscoveryRequest) *typeState {
-	held := maps.Clone(r.GetInitialResourceVersions())
-	if held == nil {
-		held = map[string]string{}
-	}
-	return &typeState{
+	ts := &typeState{
 		wildcard: len(r.GetResourceNamesSubscribe()) == 0,
 		names:    map[string]struct{}{},
-		held:     held,
+		held:     map[string]string{},
+		believed: map[string]string{},
 	}
+	maps.Copy(ts.held, r.GetInitialResourceVersions())
+	maps.Copy(ts.believed, r.GetInitialResourceVersions())
+	return ts
 }
 
 // take removes and returns the open response with that nonce.
@@ -256,32 +263,51 @@ func (ts *typeState) take(nonce string) (*sent, bool) {
 	return nil, false
 }
 
-// accept notes that the Envoy holds what a response brought.
-func (ts *typeState) accept(o *sent) {
+// add notes a response that goes out.
+func (ts *typeState) add(o *sent) {
+	o.bring(ts.believed)
+	ts.queued = false
+	if len(ts.open) >= maxOpenNonce {
+		ts.open = slices.Delete(ts.open, 0, 1)
+	}
+	ts.open = append(ts.open, o)
+}
+
+// bring applies what a response holds to a set of versions.
+func (o *sent) bring(versions map[string]string) {
 	for name, version := range o.versions {
-		ts.held[name] = version
+		versions[name] = version
 	}
 	for _, name := range o.removed {
-		delete(ts.held, name)
+		delete(versions, name)
 	}
 }
 
 // caughtUp reports whether the Envoy holds exactly the published versions of
 // what it subscribes to.
-func (ts *typeState) caughtUp(published items) bool {
+func (ts *typeState) caughtUp(published items) bool { return ts.same(ts.held, published) }
+
+// quiet reports whether nothing is on its way: neither a response to send nor
+// an answer to come. A refused version is quiet, since it isn't sent again.
+func (ts *typeState) quiet(published items) bool {
+	return !ts.queued && len(ts.open) == 0 && ts.same(ts.believed, published)
+}
+
+// same compares versions with what is published of the subscribed names.
+func (ts *typeState) same(versions map[string]string, published items) bool {
 	if ts.wildcard {
-		if len(ts.held) != len(published) {
+		if len(versions) != len(published) {
 			return false
 		}
 		for name, it := range published {
-			if ts.held[name] != it.version {
+			if versions[name] != it.version {
 				return false
 			}
 		}
 		return true
 	}
 	for name := range ts.names {
-		if ts.held[name] != published[name].version {
+		if versions[name] != published[name].version {
 			return false
 		}
 	}

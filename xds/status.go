@@ -131,7 +131,7 @@ func (g *group) typeStatus(ses *session, typeURL string, ts *typeState) TypeStat
 		st.State, st.Reason = Nacked, r.text
 	case r != nil && g.refusedText != "" && r.world == g.handled.digest:
 		st.State, st.Reason = Nacked, oneLine("taken back; it holds the last accepted content: "+r.text)
-	case ts.caughtUp(g.published(typeURL, ses)):
+	case ts.quiet(g.published(typeURL, ses)) && ts.caughtUp(g.published(typeURL, ses)):
 	case ts.late:
 		st.State, st.Reason = Stale, fmt.Sprintf("no ACK within %s", g.server.ackDeadline)
 	default:
