@@ -18,6 +18,10 @@ type Window struct {
 	next  int // where the next sample goes
 	n     int
 	moved time.Time
+
+	gpuSeen  bool
+	xid      int
+	xidSince time.Time
 }
 
 // Add appends a sample and drops the oldest when the ring is full. A sample
@@ -34,6 +38,7 @@ func (w *Window) Add(s Sample) {
 	if s.Known.HasEngine() && (prev == nil || engineMoved(prev, &s)) {
 		w.moved = s.At
 	}
+	w.noteXID(&s)
 	w.ring[w.next] = s
 	w.next = (w.next + 1) % WindowTicks
 	w.n = min(w.n+1, WindowTicks)
@@ -336,4 +341,25 @@ func (w *Window) MeanTTFT(over time.Duration) (mean time.Duration, count float64
 		return 0, 0, false
 	}
 	return time.Duration(sum / count * float64(time.Second)), count, true
+}
+
+// XID returns the GPU's last known XID code, 0 for none, and when it appeared;
+// since is zero for a code that stood there when the GPU was first seen. The
+// gauge itself never clears, so only a recent since is news.
+//
+// A GPU seen without the series has code 0 if it never had another (some
+// exporters omit the series until the first event); later on a missing series
+// is a blank and changes nothing.
+func (w *Window) XID() (code int, since time.Time) { return w.xid, w.xidSince }
+
+func (w *Window) noteXID(s *Sample) {
+	switch {
+	case s.Known.Has(HasXID):
+		if w.gpuSeen && s.XID != w.xid {
+			w.xidSince = s.At
+		}
+		w.xid, w.gpuSeen = s.XID, true
+	case s.Known.HasGPU():
+		w.gpuSeen = true
+	}
 }

@@ -272,3 +272,32 @@ func TestXIDClassesNamedByTheCatalogue(t *testing.T) {
 		}
 	}
 }
+
+func TestXIDIsNewsOnlyWhenItAppears(t *testing.T) {
+	var w Window
+	add := func(i int, known Mask, code int) {
+		w.Add(Sample{At: at(i), Known: known, XID: code})
+	}
+	expect := func(what string, code int, since time.Time) {
+		t.Helper()
+		if gotCode, gotSince := w.XID(); gotCode != code || !gotSince.Equal(since) {
+			t.Fatalf("%s: code %d since %v", what, gotCode, gotSince)
+		}
+	}
+	add(0, HasKVUsage, 0)
+	add(1, HasXID, 48)
+	expect("standing on the first page", 48, time.Time{})
+	add(2, HasGPUUtil, 0)
+	add(3, HasXID, 48)
+	expect("back after a blank", 48, time.Time{})
+	add(4, HasXID, 79)
+	expect("another code", 79, at(4))
+	add(5, HasXID, 0)
+	add(6, HasXID, 79)
+	expect("cleared and back", 79, at(6))
+
+	w = Window{}
+	add(7, HasGPUUtil, 0)
+	add(8, HasGPUUtil|HasXID, 31)
+	expect("a series that appears with its first event", 31, at(8))
+}

@@ -1,0 +1,581 @@
+package scorer
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/telemetry"
+)
+
+// Reason says why an endpoint has its state and weight; one enum for logs,
+// metric labels and the page.
+type Reason uint8
+
+// Reasons.
+const (
+	ReasonNone     Reason = iota + 1 // nothing but its risk shapes the weight
+	ReasonRisk                       // ejected: risk above RiskEject in two samples running
+	ReasonXID                        // ejected: an XID that needs a reset
+	ReasonLost                       // ejected: the GPU has fallen off the bus (XID 79)
+	ReasonOOM                        // ejected: three out-of-memory answers in a row
+	ReasonRefused                    // ejected: three refused or reset connections in a row
+	ReasonGateHeld                   // would be ejected; kept because the pool cannot spare it
+	ReasonProbe                      // readmitted or new: slow start is running
+	ReasonStale                      // no telemetry young enough to judge
+	ReasonNoSource                   // the pool has no telemetry; weight is plain capacity
+	reasonCount
+)
+
+var reasonNames = [reasonCount]string{
+	"invalid", "none", "risk", "xid", "lost", "oom", "refused", "gate_held", "probe", "stale", "no_source",
+}
+
+func (r Reason) String() string {
+	if r >= reasonCount {
+		r = 0
+	}
+	return reasonNames[r]
+}
+
+// Reasons lists all valid reasons, for metric label sets.
+func Reasons() []Reason {
+	out := make([]Reason, 0, reasonCount-1)
+	for r := Reason(1); r < reasonCount; r++ {
+		out = append(out, r)
+	}
+	return out
+}
+
+// PoolView is one pool at one tick.
+type PoolView struct {
+	Name string
+	// MaxInFlight bounds attempts per endpoint; 0 means unlimited.
+	MaxInFlight int
+	Endpoints   []EndpointView
+}
+
+// EndpointView is one endpoint at one tick.
+type EndpointView struct {
+	Address netip.AddrPort
+	// Capacity is relative to the pool's other endpoints; values that are not
+	// above 0 count as 1.
+	Capacity float64
+	// Window holds the endpoint's samples; nil where the pool has no telemetry.
+	// Step only reads it.
+	Window *telemetry.Window
+	Own    Own
+}
+
+// Verdict is the judgement of one endpoint at one tick.
+type Verdict struct {
+	Endpoint fleet.EndpointKey
+	// Risk is the model's last word, Smoothed the one that states follow.
+	Risk, Smoothed fleet.Risk
+	State          fleet.State
+	// Weight ≥ 0 is the share of new requests relative to the pool's other
+	// endpoints; 0 only for an ejected endpoint.
+	Weight float64
+	Reason Reason
+	// KVFree is the free part of the KV cache in tokens, or −1 if unknown.
+	KVFree fleet.Tokens
+	// Stale is true when no telemetry is young enough to judge.
+	Stale bool
+}
+
+// Constants of the policy. The risk thresholds are fleet.RiskEject and
+// fleet.RiskPrefer.
+const (
+	// alphaUp and alphaDown smooth the risk: about two samples up, six down.
+	// From any start the second sample above RiskEject brings the smoothed risk
+	// above ejectSmoothed (0.91 · 0.82 = 0.746), so it is enough to eject.
+	alphaUp, alphaDown = 0.7, 0.3
+	ejectSamples       = 2
+	ejectSmoothed      = 0.7
+	// returnBelow for calmSamples samples ends an ejection (1 s at 5 Hz).
+	returnBelow = 0.55
+	calmSamples = 5
+	// preferSamples below RiskPrefer make an endpoint preferred; it stays so up
+	// to preferLost.
+	preferSamples = 3
+	preferLost    = 0.5
+
+	// weightFloor keeps a little traffic on every endpoint that serves: it shows
+	// when the endpoint gets better, which no silent one can.
+	weightFloor = 0.02
+	// slowStart is Envoy's formula with aggression 1: weight · max(0.1, t/30 s).
+	slowStart    = 30 * time.Second
+	slowStartMin = 0.1
+
+	// holdAge is how old telemetry may get while its last word still counts.
+	holdAge = 2 * time.Second
+	// relax is the time constant with which a stale endpoint's risk goes to the
+	// pool's median: unknown is neither best nor worst.
+	relax = 5 * time.Second
+	// staleTarget bounds that median, so that a loaded pool's last word cannot
+	// hold a stale endpoint out for ever; it is below returnBelow.
+	staleTarget = 0.5
+
+	// riskShare and hardShare bound how much of a pool may be ejected; one
+	// endpoint always may be, the last never.
+	riskShare, hardShare = 0.3, 0.5
+	// A pool is loaded as a whole from the first pair of values on, until it is
+	// below the second: then risk is no reason to remove capacity.
+	loadedRisk, relievedRisk         = 0.5, 0.45
+	loadedInFlight, relievedInFlight = 0.85, 0.75
+
+	// faultStreak is how many failures of a kind in a row are a hard fault.
+	faultStreak = 3
+	// maxHold bounds how long a hard fault is held against an endpoint without
+	// evidence either way, and is how long it must have served well for its
+	// earlier faults to be forgotten.
+	maxHold = 5 * time.Minute
+	// blindHold is the first hold where no telemetry of the whole pool could
+	// give evidence (Envoy's base ejection time).
+	blindHold = 30 * time.Second
+	// provenBySuccesses is how many good answers prove an endpoint alive that
+	// was reached in spite of its ejection (Envoy's own balancer, a retry).
+	provenBySuccesses = 3
+)
+
+// firstHold is the shortest time a hard fault is held against an endpoint; it
+// doubles with each repetition up to maxHold. Proposed values: a process that
+// ran out of memory needs a moment to free it, a reset GPU needs a restart of
+// the server on it, a refused connection is over as soon as someone listens.
+func firstHold(r Reason) time.Duration {
+	switch r {
+	case ReasonRefused:
+		return 2 * time.Second
+	case ReasonOOM:
+		return 10 * time.Second
+	}
+	return 30 * time.Second
+}
+
+// Judge keeps the states of all endpoints of all pools between ticks. Make one
+// with NewJudge. It is not safe for concurrent use.
+type Judge struct {
+	model     Model
+	endpoints map[fleet.EndpointKey]*endpoint
+	pools     map[string]*pool
+	tick      uint64
+	scratch   []*endpoint
+	wanted    []*endpoint
+	medians   []float64
+}
+
+// NewJudge returns a Judge that takes risks from model.
+func NewJudge(model Model) *Judge {
+	return &Judge{model: model, endpoints: map[fleet.EndpointKey]*endpoint{}, pools: map[string]*pool{}}
+}
+
+// pool is what a pool carries from tick to tick.
+type pool struct {
+	tick   uint64
+	loaded bool
+}
+
+// endpoint is what an endpoint carries from tick to tick, and its view at this
+// one.
+type endpoint struct {
+	key  fleet.EndpointKey
+	view EndpointView
+	tick uint64
+
+	// Evidence.
+	lastSample time.Time // arrival of the newest sample that was judged
+	judged     bool      // risk holds a word of the model
+	age        time.Duration
+	busySince  time.Time // since when own requests have been in flight without a break
+	risk       float64
+	smoothed   float64
+	stepAt     time.Time
+
+	// Streaks: in samples, faded in ticks.
+	bad, calm, prefer, faded int
+	preferred                bool
+
+	// Ejection.
+	riskOut    bool   // risk says out
+	fault      Reason // hard fault that says out, or 0
+	faultAt    time.Time
+	faults     int    // hard faults one after another, for the hold
+	successes  uint64 // Own.Successes at faultAt
+	ejected    bool
+	readmitted time.Time
+	admitted   time.Time // when slow start began; zero if it is not running
+
+	// Faults that were already acted upon.
+	oomSeen, connectSeen int
+	xidSince             time.Time
+}
+
+// Step judges all endpoints of all pools, in their order. now must not go back;
+// it is compared by its monotonic reading. The result is the caller's.
+// Endpoints and pools that are no longer in pools are forgotten.
+func (j *Judge) Step(now time.Time, pools []PoolView) []Verdict {
+	j.tick++
+	n := 0
+	for i := range pools {
+		n += len(pools[i].Endpoints)
+	}
+	out := make([]Verdict, 0, n)
+	for i := range pools {
+		out = j.stepPool(now, &pools[i], out)
+	}
+	for key, e := range j.endpoints {
+		if e.tick != j.tick {
+			delete(j.endpoints, key)
+		}
+	}
+	for name, p := range j.pools {
+		if p.tick != j.tick {
+			delete(j.pools, name)
+		}
+	}
+	return out
+}
+
+func (j *Judge) stepPool(now time.Time, view *PoolView, out []Verdict) []Verdict {
+	p, members := j.members(now, view)
+	for _, e := range members {
+		e.observe(now, j.model)
+	}
+	target, blind := j.staleTarget(members)
+	for _, e := range members {
+		e.relaxTo(now, target)
+		e.findFaults(now)
+		e.weighRisk()
+		e.endFault(now, blind)
+		e.settle(now)
+	}
+	j.gate(p, view.MaxInFlight, members)
+	for _, e := range members {
+		out = append(out, e.verdict(now, blind))
+	}
+	return out
+}
+
+// members returns the carried state of the pool and its endpoints, made where
+// they are new. Endpoints that come into a pool we know start slowly; those of
+// a pool seen for the first time don't, since all would.
+func (j *Judge) members(now time.Time, view *PoolView) (*pool, []*endpoint) {
+	p, known := j.pools[view.Name]
+	if !known {
+		p = &pool{}
+		j.pools[view.Name] = p
+	}
+	p.tick = j.tick
+	j.scratch = j.scratch[:0]
+	for _, v := range view.Endpoints {
+		key := fleet.EndpointKey{Pool: view.Name, Address: v.Address}
+		e, ok := j.endpoints[key]
+		if !ok {
+			e = &endpoint{key: key, stepAt: now}
+			if known {
+				e.admitted = now
+			}
+			j.endpoints[key] = e
+		}
+		if !(v.Capacity > 0) || math.IsInf(v.Capacity, 1) {
+			v.Capacity = 1
+		}
+		e.view, e.tick = v, j.tick
+		j.scratch = append(j.scratch, e)
+	}
+	return p, j.scratch
+}
+
+// observe takes in a new sample, if there is one.
+func (e *endpoint) observe(now time.Time, model Model) {
+	own := e.view.Own
+	if own.InFlight <= 0 {
+		e.busySince = time.Time{}
+	} else if e.busySince.IsZero() {
+		e.busySince = now
+	}
+	e.age = e.telemetryAge(now)
+	if e.age > holdAge {
+		e.bad, e.calm, e.prefer, e.preferred = 0, 0, 0, false
+		return
+	}
+	e.faded = 0
+	latest, _ := e.view.Window.Latest()
+	if latest.At.Equal(e.lastSample) {
+		return // a sample counts once, however many ticks it stands
+	}
+	risk, ok := model.Risk(e.view.Window, own, now)
+	if !ok {
+		return
+	}
+	e.lastSample = latest.At
+	e.risk = min(1, max(0, float64(risk)))
+	e.smooth()
+	e.judged = true
+	e.bad = streak(e.bad, e.risk > float64(fleet.RiskEject))
+	e.calm = streak(e.calm, e.smoothed < returnBelow)
+	e.prefer = streak(e.prefer, e.smoothed < float64(fleet.RiskPrefer))
+	if e.prefer >= preferSamples {
+		e.preferred = true
+	} else if e.smoothed > preferLost {
+		e.preferred = false
+	}
+}
+
+// telemetryAge is the window's age, or more where own requests are in flight
+// and no number has moved since they came: a page frozen while the engine was
+// idle still shows an idle engine.
+func (e *endpoint) telemetryAge(now time.Time) time.Duration {
+	w := e.view.Window
+	if w == nil {
+		return telemetry.Never
+	}
+	age := w.Age(now)
+	if e.busySince.IsZero() || age == telemetry.Never {
+		return age
+	}
+	since := e.busySince
+	if w.Moved().After(since) {
+		since = w.Moved()
+	}
+	// The hold time of telemetry, so that a slow client of an engine that is
+	// long done does no harm at once.
+	if still := now.Sub(since); still > holdAge {
+		age = max(age, still)
+	}
+	return age
+}
+
+func (e *endpoint) smooth() {
+	switch {
+	case !e.judged:
+		e.smoothed = e.risk
+	case e.risk > e.smoothed:
+		e.smoothed += alphaUp * (e.risk - e.smoothed)
+	default:
+		e.smoothed += alphaDown * (e.risk - e.smoothed)
+	}
+}
+
+func streak(n int, on bool) int {
+	if !on {
+		return 0
+	}
+	return n + 1
+}
+
+func (e *endpoint) stale() bool { return e.age > holdAge || !e.judged }
+
+// staleTarget is the risk that stale endpoints relax to: the median of the
+// pool's endpoints that can be judged, or of all if none can (blind).
+func (j *Judge) staleTarget(members []*endpoint) (target float64, blind bool) {
+	j.medians = j.medians[:0]
+	for _, e := range members {
+		if !e.stale() && !e.out() {
+			j.medians = append(j.medians, e.smoothed)
+		}
+	}
+	blind = !slices.ContainsFunc(members, func(e *endpoint) bool { return !e.stale() })
+	if len(j.medians) == 0 {
+		for _, e := range members {
+			if e.judged {
+				j.medians = append(j.medians, e.smoothed)
+			}
+		}
+	}
+	if len(j.medians) == 0 {
+		return 0, blind
+	}
+	slices.Sort(j.medians)
+	return min(staleTarget, j.medians[len(j.medians)/2]), blind
+}
+
+// out reports whether risk or a fault wants the endpoint out.
+func (e *endpoint) out() bool { return e.riskOut || e.fault != 0 }
+
+// relaxTo moves a stale endpoint's risk to the target with time.
+func (e *endpoint) relaxTo(now time.Time, target float64) {
+	passed := max(0, now.Sub(e.stepAt))
+	e.stepAt = now
+	if !e.stale() {
+		return
+	}
+	if !e.judged {
+		e.smoothed, e.risk = target, target
+		return
+	}
+	e.smoothed += (target - e.smoothed) * (1 - math.Exp(-passed.Seconds()/relax.Seconds()))
+	e.risk = e.smoothed
+	e.faded = streak(e.faded, e.smoothed < returnBelow)
+}
+
+// findFaults looks for a new hard fault.
+func (e *endpoint) findFaults(now time.Time) {
+	own := e.view.Own
+	e.oomSeen = min(e.oomSeen, own.OOMStreak)
+	e.connectSeen = min(e.connectSeen, own.ConnectStreak)
+	e.successes = min(e.successes, own.Successes)
+	xid := e.newXID()
+	reason := Reason(0)
+	switch {
+	case xid == telemetry.XIDLost:
+		reason = ReasonLost
+	case telemetry.ClassifyXID(xid) == telemetry.XIDEject:
+		reason = ReasonXID
+	case own.OOMStreak >= faultStreak && own.OOMStreak > e.oomSeen:
+		reason = ReasonOOM
+	case own.ConnectStreak >= faultStreak && own.ConnectStreak > e.connectSeen:
+		reason = ReasonRefused
+	default:
+		return
+	}
+	e.oomSeen, e.connectSeen, e.successes = own.OOMStreak, own.ConnectStreak, own.Successes
+	if e.fault == 0 {
+		if now.Sub(e.readmitted) > maxHold {
+			e.faults = 0
+		}
+		e.faults++
+		e.fault = reason
+	}
+	e.faultAt = now
+	e.calm = 0
+}
+
+// newXID is the XID code that appeared since the tick before, or 0. A code that
+// stood on the first page we saw may be long over, so it is no news.
+func (e *endpoint) newXID() int {
+	if e.view.Window == nil {
+		return 0
+	}
+	code, since := e.view.Window.XID()
+	if since.Equal(e.xidSince) {
+		return 0
+	}
+	e.xidSince = since
+	return code
+}
+
+// weighRisk moves the risk's own ejection. One that the gate held or lifted
+// ends with the first sample that is not bad, so that the end of a load peak
+// ejects nobody for what is over.
+func (e *endpoint) weighRisk() {
+	switch {
+	case !e.riskOut && e.bad >= ejectSamples && e.smoothed > ejectSmoothed:
+		e.riskOut = true
+		e.calm = 0
+	case e.riskOut && !e.ejected && e.bad == 0:
+		e.riskOut = false
+	case e.riskOut && (e.calm >= calmSamples || e.faded >= calmSamples):
+		e.riskOut = false
+	}
+}
+
+// endFault ends a hard fault once its hold is over and something shows that the
+// endpoint is well: calm samples since the fault, good answers, or, where the
+// whole pool is blind, time alone.
+func (e *endpoint) endFault(now time.Time, blind bool) {
+	if e.fault == 0 {
+		return
+	}
+	hold := firstHold(e.fault)
+	if blind {
+		hold = max(hold, blindHold)
+	}
+	hold = min(maxHold, hold<<min(e.faults-1, 8))
+	if now.Sub(e.faultAt) < hold {
+		return
+	}
+	calm := e.age <= FreshAge && e.calm >= calmSamples
+	answers := e.view.Own.Successes-e.successes >= provenBySuccesses
+	if calm || answers || blind {
+		e.fault = 0
+	}
+}
+
+// settle ends the ejection of an endpoint that nothing wants out any more: it
+// comes back through slow start.
+func (e *endpoint) settle(now time.Time) {
+	if e.ejected && !e.out() {
+		e.ejected = false
+		e.readmitted, e.admitted = now, now
+	}
+	if !e.admitted.IsZero() && now.Sub(e.admitted) >= slowStart {
+		e.admitted = time.Time{}
+	}
+}
+
+// verdict writes down what the tick came to.
+func (e *endpoint) verdict(now time.Time, blind bool) Verdict {
+	v := Verdict{
+		Endpoint: e.key,
+		Risk:     fleet.Risk(e.risk),
+		Smoothed: fleet.Risk(e.smoothed),
+		Stale:    e.stale(),
+		KVFree:   e.kvFree(now),
+		Weight:   e.weight(now, blind),
+	}
+	v.State, v.Reason = e.state()
+	return v
+}
+
+func (e *endpoint) state() (fleet.State, Reason) {
+	reason := ReasonNone
+	switch {
+	case e.ejected && e.fault != 0:
+		return fleet.StateEjected, e.fault
+	case e.ejected:
+		return fleet.StateEjected, ReasonRisk
+	case e.out():
+		reason = ReasonGateHeld
+	case e.view.Window == nil:
+		reason = ReasonNoSource
+	case e.stale():
+		reason = ReasonStale
+	case !e.admitted.IsZero():
+		reason = ReasonProbe
+	}
+	switch {
+	case e.stale():
+		return fleet.StateUnknown, reason
+	case !e.admitted.IsZero():
+		return fleet.StateProbe, reason
+	case e.preferred && !e.out():
+		return fleet.StatePreferred, reason
+	}
+	return fleet.StateNeutral, reason
+}
+
+// weight is capacity · max(0.02, (1−r)²) · slow start. In a blind pool it is
+// capacity · slow start: nothing is known that could tell endpoints apart.
+func (e *endpoint) weight(now time.Time, blind bool) float64 {
+	if e.ejected {
+		return 0
+	}
+	share := max(weightFloor, (1-e.risk)*(1-e.risk))
+	switch {
+	case e.fault != 0:
+		share = weightFloor
+	case blind:
+		share = 1
+	}
+	if !e.admitted.IsZero() {
+		t := max(time.Second, now.Sub(e.admitted))
+		share *= min(1, max(slowStartMin, t.Seconds()/slowStart.Seconds()))
+	}
+	return e.view.Capacity * share
+}
+
+// kvFree is the free part of the KV cache in tokens, or −1.
+func (e *endpoint) kvFree(now time.Time) fleet.Tokens {
+	if e.stale() {
+		return -1
+	}
+	usage, okUsage := e.view.Window.Last(telemetry.HasKVUsage, now, holdAge)
+	size, okSize := e.view.Window.Last(telemetry.HasKVTokens, now, windowSpan)
+	if !okUsage || !okSize {
+		return -1
+	}
+	return fleet.Tokens((1 - min(1, max(0, usage.KVUsage))) * size.KVTokens)
+}
