@@ -135,8 +135,9 @@ func readObject(d *decoder, n *yaml.Node, path string, fields []field) {
 			f.value.read(d, content, at)
 		}
 	}
+	// A planned field alone stands in the required one's place: one fault is enough.
+	planned = planned && len(n.Content) == 2
 	for _, f := range fields {
-		// A planned field may stand in a required one's place: one fault is enough.
 		if _, ok := seen[f.name]; !ok && !(planned && f.required) {
 			f.missing(d, join(path, f.name))
 		}

@@ -140,6 +140,17 @@ func goodFiles(t *testing.T) []string {
 	return files
 }
 
+func TestExampleInTheREADMEIsAccepted(t *testing.T) {
+	_, rest, _ := strings.Cut(string(mustRead(t, "../README.md")), "```yaml\n")
+	example, _, found := strings.Cut(rest, "```")
+	if !found {
+		t.Fatal("README.md shows no config")
+	}
+	if _, err := Parse("README.md's example", []byte(example)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAllFaultsOfAFileAreReportedAtOnce(t *testing.T) {
 	files, err := filepath.Glob("testdata/faulty/*.yaml")
 	if err != nil || len(files) == 0 {

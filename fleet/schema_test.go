@@ -52,7 +52,17 @@ func schemaKeys(t *testing.T) []string {
 }
 
 func withoutIndexes(path string) string {
-	return regexp.MustCompile(`\[\d+\]`).ReplaceAllString(path, "")
+	return compiled(`\[\d+\]`).ReplaceAllString(path, "")
+}
+
+var patterns = map[string]*regexp.Regexp{}
+
+// compiled keeps patterns: the tests of this file match some ten thousand times.
+func compiled(pattern string) *regexp.Regexp {
+	if patterns[pattern] == nil {
+		patterns[pattern] = regexp.MustCompile(pattern)
+	}
+	return patterns[pattern]
 }
 
 func asList(v any) []any { l, _ := v.([]any); return l }
@@ -84,7 +94,7 @@ func violations(s map[string]any, v any, path string) (out []string) {
 				bad("%v is none of %v", v, arg)
 			}
 		case "pattern":
-			if isText && !regexp.MustCompile(arg.(string)).MatchString(text) {
+			if isText && !compiled(arg.(string)).MatchString(text) {
 				bad("%q does not match %s", text, arg)
 			}
 		case "not":
