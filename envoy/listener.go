@@ -50,6 +50,14 @@ const (
 	// time (above the longest generation) counts where it is longer.
 	shortestIdle = 15 * time.Minute
 
+	// delayedClose is how long Envoy leaves an HTTP/1.1 connection open after an
+	// answer that ends it. Envoy's default of 1 s tells clients a second late
+	// that a stream broke half-way. At 0 an early answer (413, 400, 429) to a
+	// request still on its way is lost when the close resets the connection:
+	// of 100 bodies over the limit, 25 with a content-length and 8 without
+	// (measured on Envoy 1.40.0, 3 MiB on loopback); at 100 ms none of 200.
+	delayedClose = 100 * time.Millisecond
+
 	// headersTimeout ends connections that dribble a request's headers.
 	headersTimeout = 30 * time.Second
 
@@ -117,9 +125,7 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		}},
 		StreamIdleTimeout:     seconds(max(shortestIdle, group.Listener.DrainTime)),
 		RequestHeadersTimeout: seconds(headersTimeout),
-		// An HTTP/1.1 client sees a stream that broke half-way at once, not a
-		// second later.
-		DelayedCloseTimeout: seconds(0),
+		DelayedCloseTimeout: seconds(delayedClose),
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{
 			extension("envoy.http.early_header_mutation.header_mutation", earlyMutations()),
 		},
@@ -181,10 +187,14 @@ func ReservedPrefixes() []string {
 	}
 }
 
-// trusted makes only the given ranges internal: Envoy's default would take
-// every private address for one.
+// trusted makes only the given ranges internal. An empty list would mean
+// Envoy's default, which takes every private address for internal; so nobody
+// is said by a range that no caller can come from.
 func trusted(prefixes []netip.Prefix) *hcmv3.HttpConnectionManager_InternalAddressConfig {
 	c := &hcmv3.HttpConnectionManager_InternalAddressConfig{}
+	if len(prefixes) == 0 {
+		prefixes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/32")}
+	}
 	for _, p := range prefixes {
 		c.CidrRanges = append(c.CidrRanges, &corev3.CidrRange{
 			AddressPrefix: p.Addr().String(), PrefixLen: u32(uint32(p.Bits())),

@@ -343,9 +343,15 @@ func responseHeaders() []*corev3.HeaderValueOption {
 		setHeader(wire.HeaderExecutionGraph, decided(wire.KeyPlan)),
 		setHeader(wire.HeaderRequestID, requestIDOperator),
 		setHeader(wire.HeaderRequestID, decided(wire.KeyRequestID)),
+		setHeader(wire.HeaderServedBy, servedBy),
 		addHeader(wire.HeaderRetryAfterMs, throttledWithout(wire.HeaderRetryAfter, defaultRetryAfterMs)),
+		addHeader(wire.HeaderRetryAfter, throttledWithout(wire.HeaderRetryAfterMs, defaultRetryAfter)),
 	}
 }
+
+// servedBy names the pool whose server answered, and nothing on answers that
+// Envoy or ext_proc made up.
+const servedBy = "%CEL(response.code_details == 'via_upstream' ? xds.cluster_name : '')%"
 
 // throttledWithout prints value on a 429 that lacks the header, else nothing.
 // SDKs let retry-after-ms win over retry-after, so it is added only where the

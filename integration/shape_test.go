@@ -23,6 +23,8 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -318,15 +320,19 @@ func TestShapePassesRequestsWithoutFairlead(t *testing.T) {
 		}
 	})
 	t.Run("over maxBody", func(t *testing.T) {
-		body := strings.Repeat("x", 3<<20)
-		expectError(t, e.send("POST", "/v1/chat/completions", strings.NewReader(body)), 413, fleet.DialectOpenAI, "larger")
-		a := e.send("POST", "/v1/messages", strings.NewReader(body))
-		if a.status != http.StatusOK {
-			t.Errorf("messages: status %d, want 200: its limit is the default", a.status)
+		// Over HTTP/1.1 the answer must reach a client that is still writing.
+		for name, c := range map[string]*factEnvoy{"http1": e, "http2": overHTTP2(t, e)} {
+			t.Run(name, func(t *testing.T) {
+				body := strings.Repeat("x", 3<<20)
+				expectError(t, c.send("POST", "/v1/chat/completions", strings.NewReader(body)), 413, fleet.DialectOpenAI, "larger")
+				if a := c.send("POST", "/v1/messages", strings.NewReader(body)); a.status != http.StatusOK {
+					t.Errorf("messages: status %d, want 200: its limit is the default", a.status)
+				}
+				// without a content-length the size shows only on the way
+				unsized := c.send("POST", "/v1/chat/completions", io.MultiReader(strings.NewReader(body)))
+				expectError(t, unsized, 413, fleet.DialectOpenAI, "larger")
+			})
 		}
-		// chunked: the size shows only on the way
-		chunked := e.send("POST", "/v1/chat/completions", io.MultiReader(strings.NewReader(body)))
-		expectError(t, chunked, 413, fleet.DialectOpenAI, "larger")
 	})
 	t.Run("no route", func(t *testing.T) {
 		expectError(t, e.get("/v2/x"), 404, fleet.DialectOpenAI, "GET /v2/x")
@@ -343,6 +349,16 @@ func TestShapePassesRequestsWithoutFairlead(t *testing.T) {
 			expectWebSocketEcho(t, e.addr, "/v1/realtime", headers)
 		}
 	})
+}
+
+// overHTTP2 is the same Envoy with a client that speaks HTTP/2 with prior
+// knowledge.
+func overHTTP2(t *testing.T, e *factEnvoy) *factEnvoy {
+	t.Helper()
+	tr := &http.Transport{DisableCompression: true, Protocols: new(http.Protocols)}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(tr.CloseIdleConnections)
+	return &factEnvoy{Envoy: e.Envoy, t: t, addr: e.addr, client: &http.Client{Transport: tr, Timeout: time.Minute}}
 }
 
 // connect sends a CONNECT and returns the status and the open connection.
@@ -552,5 +568,306 @@ func TestShapeAddsRetryFieldsOnlyWhereNoneAre(t *testing.T) {
 	up.Handle(envoytest.Status(200, "{}"))
 	if a := e.postJSON("/v1/chat/completions", `{}`); len(a.header.Values("Retry-After-Ms"))+len(a.header.Values("Retry-After")) > 0 {
 		t.Errorf("a 200 has retry fields: %v", a.header)
+	}
+}
+
+// threePools is one route with a split and one with a fallback.
+func threePools(a, b, c []*envoytest.Upstream, weightA, weightB int) shape {
+	return shape{pools: map[string][]*envoytest.Upstream{"A": a, "B": b, "C": c}, text: shapeHead + fmt.Sprintf(`
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [messages, chat] }
+pools:
+- { name: a, endpoints: $A, tier: own }
+- { name: b, endpoints: $B, tier: own }
+- { name: c, endpoints: $C, tier: other, protocol: h2c, http2: { initialStreamWindow: 1MiB } }
+routes:
+- { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, split: [ { pool: a, weight: 1 } ], fallback: [ { pool: c } ] }
+- { name: chat, match: { prefix: /v1/ }, dialect: openai, split: [ { pool: a, weight: %d }, { pool: b, weight: %d } ], fallback: [ { pool: c } ] }
+`, weightA, weightB)}
+}
+
+func ups(u ...*envoytest.Upstream) []*envoytest.Upstream { return u }
+
+func TestShapeSplitsByWeight(t *testing.T) {
+	a, b, c := envoytest.NewUpstream(t, nil), envoytest.NewUpstream(t, nil), envoytest.NewUpstream(t, nil)
+	e := startShape(t, threePools(ups(a), ups(b), ups(c), 90, 10), nobody(t))
+	const n = 1000
+	for range n {
+		if r := e.postJSON("/v1/chat/completions", `{}`); r.status != 200 {
+			t.Fatalf("status %d", r.status)
+		}
+	}
+	// 100 expected; five standard deviations of a fair draw are 47.
+	if got := b.Count(); got < 53 || got > 147 || a.Count()+got != n {
+		t.Errorf("b got %d of %d, a %d", got, n, a.Count())
+	}
+	if d := b.Last().Header.Get("x-fairlead-draw"); d != "" {
+		t.Errorf("the draw header reached the upstream: %q", d)
+	}
+
+	t.Run("a session keeps its pool", func(t *testing.T) {
+		toB := 0
+		for i := range 60 {
+			b.Forget()
+			for range 5 {
+				e.postJSON("/v1/chat/completions", `{}`, "x-session-affinity", fmt.Sprintf("session-%d", i))
+			}
+			switch b.Count() {
+			case 0:
+			case 5:
+				toB++
+			default:
+				t.Errorf("session %d: %d of 5 requests went to b", i, b.Count())
+			}
+		}
+		if toB == 0 || toB > 25 {
+			t.Errorf("%d of 60 sessions went to b, want about 6", toB)
+		}
+	})
+}
+
+func TestShapeFailsOverAlongTheChain(t *testing.T) {
+	a, b, c := envoytest.NewUpstream(t, poolAnswer("a")), envoytest.NewUpstream(t, poolAnswer("b")), envoytest.NewUpstream(t, poolAnswer("c"))
+	e := startShape(t, threePools(ups(a), ups(b), ups(c), 90, 10), nobody(t))
+	many := func(t *testing.T, path string, n int, want string) {
+		t.Helper()
+		for range n {
+			got := e.postJSON(path, `{"max_tokens":5}`)
+			if got.status != 200 || got.body != `{"pool":"`+want+`"}` {
+				t.Fatalf("%d %s, want pool %s", got.status, got.body, want)
+			}
+			expectHeader(t, got, "X-Route-Strategy", "legacy")
+			expectHeader(t, got, "X-Fairlead-Served-By", want)
+		}
+	}
+	unavailable := envoytest.Status(503, `{"error":{"message":"no"}}`)
+
+	t.Run("a 503 goes to the split's other pool", func(t *testing.T) {
+		a.Handle(unavailable)
+		many(t, "/v1/chat/completions", 30, "b")
+		if last := b.Last(); string(last.Body) != `{"max_tokens":5}` || last.Header.Get("x-envoy-attempt-count") == "" {
+			t.Errorf("b got %q, attempt %q", last.Body, last.Header.Get("x-envoy-attempt-count"))
+		}
+		a.Handle(poolAnswer("a"))
+		b.Handle(unavailable)
+		many(t, "/v1/chat/completions", 30, "a")
+	})
+	t.Run("a server that dies while it works", func(t *testing.T) {
+		a.Handle(envoytest.ResetBeforeAnswer())
+		b.Handle(poolAnswer("b"))
+		many(t, "/v1/chat/completions", 30, "b")
+	})
+	t.Run("both pools down: the fallback", func(t *testing.T) {
+		a.Handle(unavailable)
+		b.Handle(unavailable)
+		many(t, "/v1/chat/completions", 10, "c")
+		if last := c.Last(); last.Proto != "HTTP/2.0" {
+			t.Errorf("c was spoken to in %s", last.Proto)
+		}
+		many(t, "/v1/messages", 3, "c")
+	})
+	t.Run("paths that don't generate are not sent twice", func(t *testing.T) {
+		a.Forget()
+		b.Forget()
+		if got := e.postJSON("/v1/files", `{}`); got.status != 503 || a.Count()+b.Count() != 1 {
+			t.Errorf("status %d after %d attempts", got.status, a.Count()+b.Count())
+		}
+	})
+	t.Run("a 429 stays inside its tier", func(t *testing.T) {
+		a.Handle(envoytest.Status(429, "{}"))
+		b.Handle(envoytest.Status(429, "{}"))
+		if got := e.postJSON("/v1/chat/completions", `{}`); got.status != 429 {
+			t.Errorf("split of one tier: %d, want the 429", got.status)
+		}
+		many(t, "/v1/messages", 3, "c")
+	})
+	t.Run("everything down", func(t *testing.T) {
+		for _, u := range ups(a, b, c) {
+			u.Close()
+		}
+		got := e.postJSON("/v1/messages", `{}`)
+		expectError(t, got, 503, fleet.DialectAnthropic, "No model server")
+		expectError(t, e.postJSON("/v1/chat/completions", `{}`), 503, fleet.DialectOpenAI, "No model server")
+		if by := got.header.Values("X-Fairlead-Served-By"); len(by) > 0 {
+			t.Errorf("served by %q, but nobody did", by)
+		}
+	})
+}
+
+func TestShapeSurvivesPoolsWithoutALiveEndpoint(t *testing.T) {
+	b, c := envoytest.NewUpstream(t, poolAnswer("b")), envoytest.NewUpstream(t, poolAnswer("c"))
+	dead := envoytest.NewUpstream(t, nil)
+	dead.Close()
+	for name, a := range map[string][]*envoytest.Upstream{"empty": nil, "refusing": {dead}} {
+		t.Run(name, func(t *testing.T) {
+			e := startShape(t, threePools(a, ups(b), ups(c), 90, 10), nobody(t))
+			for range 20 {
+				if got := e.postJSON("/v1/chat/completions", `{}`); got.status != 200 || !strings.Contains(got.body, "b") {
+					t.Fatalf("%d %s, want pool b", got.status, got.body)
+				}
+				if got := e.get("/v1/models"); got.status != 200 {
+					t.Fatalf("GET: %d %s", got.status, got.body)
+				}
+			}
+			if got := e.postJSON("/v1/messages", `{}`); got.status != 200 || !strings.Contains(got.body, "c") {
+				t.Fatalf("%d %s, want pool c", got.status, got.body)
+			}
+		})
+	}
+}
+
+func TestShapeOutlierDetectionAndHealthChecksKeepTheFloor(t *testing.T) {
+	a, b := envoytest.NewUpstream(t, envoytest.Status(503, "{}")), envoytest.NewUpstream(t, poolAnswer("b"))
+	dead := envoytest.NewUpstream(t, nil)
+	dead.Close()
+	s := shape{pools: map[string][]*envoytest.Upstream{"A": {a}, "B": {b}, "DEAD": {dead}}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [one, two] }
+pools:
+- { name: a, endpoints: $A, outlierDetection: true }
+- { name: dead, endpoints: $DEAD, outlierDetection: true, healthCheck: { path: /health, interval: 100ms, timeout: 100ms } }
+- { name: b, endpoints: $B }
+routes:
+- { name: one, match: { prefix: /one/ }, dialect: openai, split: [ { pool: a, weight: 1 } ], fallback: [ { pool: b } ] }
+- { name: two, match: { prefix: /two/ }, dialect: openai, split: [ { pool: dead, weight: 1 } ], fallback: [ { pool: b } ] }
+`}
+	e := startShape(t, s, nobody(t))
+	for i := range 40 {
+		for _, path := range []string{"/one/messages", "/two/messages"} {
+			if got := e.postJSON(path, `{}`); got.status != 200 {
+				t.Fatalf("%s, request %d: %d %s", path, i, got.status, got.body)
+			}
+		}
+	}
+	// Ejected after three failures; the rest went to the floor.
+	if n := a.Count(); n != 3 {
+		t.Errorf("the failing endpoint got %d requests, want 3", n)
+	}
+}
+
+func TestShapeFollowsDecisions(t *testing.T) {
+	a1, a2, b, c := envoytest.NewUpstream(t, poolAnswer("a1")), envoytest.NewUpstream(t, poolAnswer("a2")),
+		envoytest.NewUpstream(t, poolAnswer("b")), envoytest.NewUpstream(t, poolAnswer("c"))
+	logged := map[string]any{"strategy": "dynamic", "decision": "1718924567123-007-0001", "plan": "abc"}
+	p := newProcessor(t, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	rt := nobody(t)
+	rt.ExtProc = fleet.Address{Path: p.socket}
+	e := startShape(t, threePools(ups(a1, a2), ups(b), ups(c), 1, 0), rt)
+	envoytest.Eventually(t, "ext_proc is healthy", func() bool {
+		e.postJSON("/v1/chat/completions", `{}`)
+		return len(p.requests()) > 0
+	})
+	send := func(m metadata, set ...string) answer {
+		p.answerWith(always(func() *extprocv3.ProcessingResponse {
+			r := reply(m)
+			switch {
+			case m["fairlead.groups"] != nil:
+				return withClear(r, set...)
+			case len(set) > 0:
+				return withHeaders(r, set...)
+			}
+			return r
+		}))
+		return e.postJSON("/v1/chat/completions", `{"max_tokens": 77, "max_output_tokens": 78, "stream": true, "model": "m", "prompt_cache_key": "k"}`)
+	}
+
+	t.Run("what ext_proc is told", func(t *testing.T) {
+		send(metadata{})
+		for key, want := range map[string]any{"max_tokens": 77.0, "max_output_tokens": 78.0, "stream": true, "model": "m", "prompt_cache_key": "k"} {
+			if got, _ := peeked(p.last(), key); got != want {
+				t.Errorf("%s: %v, want %v", key, got, want)
+			}
+		}
+		attributes := p.last().GetAttributes()["envoy.filters.http.ext_proc"].GetFields()
+		for name, want := range map[string]string{"xds.cluster_name": "a", "xds.route_name": "chat"} {
+			if got := attributes[name].GetStringValue(); got != want {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
+		if got := attributes["source.address"].GetStringValue(); !strings.HasPrefix(got, "127.0.0.1:") {
+			t.Errorf("source.address %q", got)
+		}
+	})
+	t.Run("named endpoints and the headers of a decision", func(t *testing.T) {
+		for _, at := range ups(a2, a1, a2) {
+			got := send(metadata{"fairlead.steer": map[string]any{"hosts": list(at)}, "fairlead.log": logged},
+				"x-fairlead-decision", "1718924567123-007-0001", "x-request-id", "1718924567123-007-0001",
+				"x-envoy-upstream-rq-per-try-timeout-ms", "60000")
+			if got.status != 200 {
+				t.Fatalf("%d %s", got.status, got.body)
+			}
+			if at.Last().Header.Get("x-fairlead-decision") != "1718924567123-007-0001" {
+				t.Errorf("the decision did not reach the server it named")
+			}
+			expectHeader(t, got, "X-Route-Strategy", "dynamic")
+			expectHeader(t, got, "X-Fairlead-Decision", "1718924567123-007-0001")
+			expectHeader(t, got, "X-Execution-Graph-Id", "abc")
+			expectHeader(t, got, "X-Request-Id", "1718924567123-007-0001")
+		}
+	})
+	t.Run("groups by name and pools by cluster", func(t *testing.T) {
+		for want, groups := range map[string][]any{
+			"b":  {map[string]any{"name": "x", "clusters": []any{map[string]any{"cluster_name": "b", "weight": 1}}}, map[string]any{"name": "own"}},
+			"c":  {map[string]any{"name": "pool-c"}},
+			"a1": {map[string]any{"name": "own"}, map[string]any{"name": "pool-c"}},
+		} {
+			got := send(metadata{"fairlead.groups": map[string]any{"priority_groups": groups}, "fairlead.log": logged,
+				"fairlead.steer": map[string]any{"hosts": list(a1)}})
+			if got.body != `{"pool":"`+want+`"}` {
+				t.Errorf("%d %s, want %s", got.status, got.body, want)
+			}
+			expectHeader(t, got, "X-Route-Strategy", "dynamic")
+		}
+	})
+	t.Run("an answer of ext_proc passes as it is", func(t *testing.T) {
+		p.answerWith(always(func() *extprocv3.ProcessingResponse {
+			return refused(logged, `{"type":"error","error":{"type":"rate_limit_error","message":"reduce"}}`,
+				"content-type", "application/json", "retry-after-ms", "333", "retry-after", "1")
+		}))
+		got := e.postJSON("/v1/messages", `{}`)
+		if got.status != 429 || got.body != `{"type":"error","error":{"type":"rate_limit_error","message":"reduce"}}` {
+			t.Errorf("%d %s", got.status, got.body)
+		}
+		expectHeader(t, got, "Retry-After-Ms", "333")
+		expectHeader(t, got, "Retry-After", "1")
+		expectHeader(t, got, "Content-Type", "application/json")
+		expectHeader(t, got, "X-Route-Strategy", "dynamic")
+		expectHeader(t, got, "X-Fairlead-Decision", "1718924567123-007-0001")
+		expectHeader(t, got, "X-Request-Id", "*")
+	})
+	t.Run("ext_proc is not asked where nothing is decided", func(t *testing.T) {
+		before := len(p.requests())
+		expectError(t, e.get("/v2"), 404, fleet.DialectOpenAI, "/v2")
+		if after := len(p.requests()); after != before {
+			t.Errorf("ext_proc was asked %d times", after-before)
+		}
+	})
+	t.Run("Envoy's own answers carry the decision", func(t *testing.T) {
+		for _, u := range ups(a1, a2, b, c) {
+			u.Close()
+		}
+		got := send(metadata{"fairlead.log": logged})
+		if got.status != 503 {
+			t.Errorf("status %d", got.status)
+		}
+		expectHeader(t, got, "X-Route-Strategy", "dynamic")
+		expectHeader(t, got, "X-Fairlead-Decision", "1718924567123-007-0001")
+	})
+}
+
+// refused is an immediate answer with status 429.
+func refused(logged map[string]any, body string, headers ...string) *extprocv3.ProcessingResponse {
+	mutation := &extprocv3.HeaderMutation{}
+	for i := 0; i+1 < len(headers); i += 2 {
+		mutation.SetHeaders = append(mutation.SetHeaders, &corev3.HeaderValueOption{
+			Header: &corev3.HeaderValue{Key: headers[i], RawValue: []byte(headers[i+1])},
+		})
+	}
+	return &extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{
+			Status: &typev3.HttpStatus{Code: typev3.StatusCode_TooManyRequests}, Headers: mutation, Body: []byte(body),
+			Details: "fairlead_shed",
+		}},
+		DynamicMetadata: structOf(metadata{"fairlead.log": logged}),
 	}
 }
