@@ -50,7 +50,7 @@ func quietPool(t *testing.T, n int) *fakePool {
 }
 
 // TestMissingDataEjectsNothing plays random patterns of silent, frozen, blank
-// and returning pages of 1 … 12 endpoints: never an ejection, and an outage of
+// and returning pages of 1 … 6 endpoints: never an ejection, and an outage of
 // all ends at plain capacity.
 func TestMissingDataEjectsNothing(t *testing.T) {
 	patterns := 10_000
@@ -59,13 +59,13 @@ func TestMissingDataEjectsNothing(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range patterns {
-		f := quietPool(t, 1+rng.IntN(12))
+		f := quietPool(t, 1+rng.IntN(6))
 		for _, e := range f.members {
 			e.sample.KVUsage = 0.8 * rng.Float64() // high, but no reason to eject
 			e.sample.XID = 79 * rng.IntN(2)        // stands since long ago
 		}
 		f.step()
-		for range 3 + rng.IntN(5) {
+		for range 2 + rng.IntN(4) {
 			for _, e := range f.members {
 				if rng.IntN(3) > 0 {
 					continue
@@ -77,7 +77,7 @@ func TestMissingDataEjectsNothing(t *testing.T) {
 			if rng.IntN(4) == 0 { // a pause of the ticks themselves
 				f.now = f.now.Add(time.Duration(rng.IntN(300)) * time.Second)
 			}
-			for range 1 + rng.IntN(20) {
+			for range 1 + rng.IntN(12) {
 				verdicts := f.step()
 				checkVerdicts(t, verdicts)
 				for _, v := range verdicts {

@@ -13,7 +13,7 @@ import (
 // inputs are everything the formula looks at.
 type inputs struct {
 	kv, waiting, queued, capacity, ttft, prompt float64
-	errors, xid                                 int
+	errors, attempts, xid                       int
 	sent                                        float64
 }
 
@@ -35,7 +35,7 @@ func (in inputs) risk(t interface{ Fatalf(string, ...any) }) fleet.Risk {
 		At: now, Known: known, KVUsage: in.kv, Waiting: in.waiting, QueuedTokens: max(0, in.queued), KVTokens: in.capacity,
 		TTFTSum: 10 * in.ttft, TTFTCount: 10, PromptTokens: 10 * in.prompt, XID: in.xid,
 	})
-	r, ok := Formula(FormulaOptions{}).Risk(&w, Own{Errors5s: in.errors, SentPromptTokens: in.sent}, now)
+	r, ok := Formula(FormulaOptions{}).Risk(&w, Own{Errors5s: in.errors, Attempts5s: in.attempts, SentPromptTokens: in.sent}, now)
 	if !ok {
 		t.Fatalf("cannot judge %+v", in)
 	}
@@ -61,12 +61,14 @@ func TestFormulaKnownPoints(t *testing.T) {
 		"half the cache, as much queued":      {func(i *inputs) { i.kv, i.queued = 0.45, 200_000 }, 0.832},
 		"as much sent since the sample":       {func(i *inputs) { i.kv, i.sent = 0.45, 200_000 }, 0.832},
 		"five waiting":                        {func(i *inputs) { i.waiting = 5 }, 0.832},
-		"first token after 2 s":               {func(i *inputs) { i.ttft = 2 }, 0.832},
+		"ten first tokens after 2.4 s":        {func(i *inputs) { i.ttft = 2.4 }, 0.832},
 		"waiting × the engine's own mean":     {func(i *inputs) { i.queued, i.waiting, i.prompt, i.kv = -1, 2, 100_000, 0.45 }, 0.832},
 		"waiting × the assumed mean":          {func(i *inputs) { i.queued, i.waiting, i.kv, i.capacity = -1, 2, 0.45, 4080 }, 0.832},
 		"unknown capacity counts no queue":    {func(i *inputs) { i.queued, i.capacity = 1e6, 0 }, 0.0017},
 		"three errors":                        {func(i *inputs) { i.errors = 3 }, 0.489},
 		"eight errors are above the ejection": {func(i *inputs) { i.errors = 8 }, 0.8325},
+		"eight errors among 24 attempts":      {func(i *inputs) { i.errors, i.attempts = 8, 24 }, 0.4495},
+		"eight errors among 1,000 attempts":   {func(i *inputs) { i.errors, i.attempts = 8, 1000 }, 0.0159},
 		"XID of a dead process":               {func(i *inputs) { i.xid = 31 }, 0.501},
 		"XID that needs a reset":              {func(i *inputs) { i.xid = 79 }, 0.95},
 		"XID without consequence":             {func(i *inputs) { i.xid = 43 }, 0.0017},
@@ -84,7 +86,8 @@ func TestFormulaGrowsWithEachInput(t *testing.T) {
 		draw := func(name string, most float64) float64 { return rapid.Float64Range(0, most).Draw(t, name) }
 		in := inputs{
 			kv: draw("kv", 1), waiting: draw("waiting", 50), queued: draw("queued", 1e6), capacity: 1000 + draw("capacity", 1e6),
-			ttft: draw("ttft", 10), errors: rapid.IntRange(0, 30).Draw(t, "errors"), sent: draw("sent", 1e5),
+			ttft: draw("ttft", 10), errors: rapid.IntRange(0, 30).Draw(t, "errors"),
+			attempts: rapid.IntRange(0, 100).Draw(t, "attempts"), sent: draw("sent", 1e5),
 		}
 		if rapid.Bool().Draw(t, "engine without queued tokens") {
 			in.queued, in.prompt = -1, draw("prompt", 1e5)
@@ -97,6 +100,7 @@ func TestFormulaGrowsWithEachInput(t *testing.T) {
 			"capacity": func(i *inputs) { i.capacity /= 2 },
 			"ttft":     func(i *inputs) { i.ttft += 0.3 },
 			"errors":   func(i *inputs) { i.errors++ },
+			"failed":   func(i *inputs) { i.attempts /= 2 },
 			"sent":     func(i *inputs) { i.sent += 100 },
 			"xid":      func(i *inputs) { i.xid = 31 },
 		} {
@@ -132,6 +136,25 @@ func TestFormulaDoesNotJudgeWithoutYoungNumbers(t *testing.T) {
 	}
 	if _, ok := m.Risk(&w, Own{}, now.Add(tick+FreshAge+1)); ok {
 		t.Error("judged old numbers")
+	}
+}
+
+// TestOneLongPromptIsNoSlowServer: a single first token after 2 s stands in the
+// window for a second, that is in five samples.
+func TestOneLongPromptIsNoSlowServer(t *testing.T) {
+	m := Formula(FormulaOptions{})
+	var w telemetry.Window
+	now := time.Now()
+	for i := range 10 {
+		now = now.Add(tick)
+		s := telemetry.Sample{At: now, Known: telemetry.HasWaiting | telemetry.HasTTFT}
+		if i >= 3 {
+			s.TTFTSum, s.TTFTCount = 2, 1
+		}
+		w.Add(s)
+		if r, ok := m.Risk(&w, Own{}, now); !ok || r >= fleet.RiskPrefer {
+			t.Fatalf("risk %v after one long prompt", r)
+		}
 	}
 }
 
