@@ -69,10 +69,10 @@ func TestDeepNestingEndsInAFault(t *testing.T) {
 // sample is a whole file with room for one key at each place.
 const sample = `apiVersion: fairlead/v1alpha1
 kind: Fairlead
-serve: { shard: 1 %[1]s }
-groups: [ { name: g, listener: { address: "127.0.0.1:1" %[2]s }, routes: [ r ] } ]
-pools: [ { name: p %[3]s , endpoints: [ { address: 127.0.0.1:2 %[4]s } ] } ]
-routes: [ { name: r, match: { prefix: / %[6]s }, dialect: openai, pool: p %[5]s } ]
+serve: { shard: 1 <0> }
+groups: [ { name: g, listener: { address: "127.0.0.1:1" <1> }, routes: [ r ] } ]
+pools: [ { name: p <2> , endpoints: [ { address: 127.0.0.1:2 <3> } ] } ]
+routes: [ { name: r, match: { prefix: / <5> }, dialect: openai, pool: p <4> } ]
 `
 
 // places names the rooms of sample; a place's line is its number + 2, but the
@@ -87,14 +87,17 @@ const (
 	placeCount
 )
 
-// with puts a text into one place of sample.
+// with puts a text into one place of sample, nowhere if it is placeCount.
 func with(place int, text string) string {
-	args := make([]any, placeCount)
-	for i := range args {
-		args[i] = ""
+	out := sample
+	for i := range placeCount {
+		filling := ""
+		if i == place {
+			filling = ", " + text
+		}
+		out = strings.ReplaceAll(out, fmt.Sprintf("<%d>", i), filling)
 	}
-	args[place] = ", " + text
-	return fmt.Sprintf(sample, args...)
+	return out
 }
 
 func TestSampleIsGood(t *testing.T) {
@@ -172,7 +175,7 @@ func TestNames(t *testing.T) {
 		"": false, strings.Repeat("x", 64): false, "-a": false, "a-": false, "A": false, "a_b": false, "a.b": false, "ä": false,
 		"fairlead-x": false, "fairlead": true, "a/other": false, `"0"`: true,
 	} {
-		text := strings.ReplaceAll(fmt.Sprintf(sample, "", "", "", "", "", ""), "pool: p", "pool: "+name)
+		text := strings.ReplaceAll(with(placeCount, ""), "pool: p", "pool: "+name)
 		text = strings.Replace(text, "name: p ", "name: "+name+" ", 1)
 		if got := faultsOf(t, text); (got == nil) != good {
 			t.Errorf("pool %s: %q", name, got)
