@@ -302,16 +302,18 @@ func (d *decoder) engine(n *yaml.Node, path string, s *ServerConfig) {
 	if v := m["slowdown"]; v != nil {
 		s.Engine = s.Engine.Slowed(d.number(v, join(path, "slowdown"), 0.001, 1000))
 	}
-	for key, field := range map[string]*int{
-		"kvTokens": &s.Engine.KVTokens, "maxSeqs": &s.Engine.MaxSeqs,
-		"chunk": &s.Engine.Chunk, "tokensPerEvent": &s.TokensPerEvent,
+	for _, f := range []struct {
+		key   string
+		least int64
+		into  *int
+	}{
+		{"kvTokens", BlockTokens, &s.Engine.KVTokens},
+		{"maxSeqs", 1, &s.Engine.MaxSeqs},
+		{"chunk", 1, &s.Engine.Chunk},
+		{"tokensPerEvent", 1, &s.TokensPerEvent},
 	} {
-		if v := m[key]; v != nil {
-			lo := int64(1)
-			if key == "kvTokens" {
-				lo = BlockTokens
-			}
-			*field = int(d.integer(v, join(path, key), lo, 100_000_000))
+		if v := m[f.key]; v != nil {
+			*f.into = int(d.integer(v, join(path, f.key), f.least, 100_000_000))
 		}
 	}
 }

@@ -149,7 +149,7 @@ func (s *Server) serve(ctx context.Context) error {
 		if err := s.serveUntilCrash(ctx); err != nil {
 			return fmt.Errorf("serve server %q: %w", s.cfg.Name, err)
 		}
-		if !s.awaitCrash(ctx, false) || !s.listenAgain(ctx) {
+		if ctx.Err() != nil || !s.awaitCrash(ctx, false) || !s.listenAgain(ctx) {
 			return nil
 		}
 	}
