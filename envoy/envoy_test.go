@@ -2,7 +2,6 @@ package envoy
 
 import (
 	"bytes"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -63,7 +62,8 @@ func render(t *testing.T, messages ...proto.Message) []byte {
 			t.Fatal(err)
 		}
 		var tree any
-		if err := json.Unmarshal(raw, &tree); err != nil {
+		// JSON is YAML; read as such, whole numbers stay whole.
+		if err := yaml.Unmarshal(raw, &tree); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Fprintf(&out, "---\n# %s\n", m.ProtoReflect().Descriptor().FullName())

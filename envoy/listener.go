@@ -125,7 +125,7 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		}},
 		StreamIdleTimeout:     seconds(max(shortestIdle, group.Listener.DrainTime)),
 		RequestHeadersTimeout: seconds(headersTimeout),
-		DelayedCloseTimeout: seconds(delayedClose),
+		DelayedCloseTimeout:   seconds(delayedClose),
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{
 			extension("envoy.http.early_header_mutation.header_mutation", earlyMutations()),
 		},

@@ -249,30 +249,32 @@ func address(a fleet.Address) (*corev3.Address, error) {
 	}}}, nil
 }
 
-// Render renders the bootstrap as "yaml" or "json", with sorted keys.
+// Render renders the bootstrap as "yaml" or "json". The same options give the
+// same bytes.
 func Render(o Options, format string) ([]byte, error) {
 	b, err := Build(o)
 	if err != nil {
 		return nil, err
 	}
-	// protojson varies its white space on purpose; decoding and encoding again
-	// gives stable bytes.
+	// protojson varies its white space on purpose; both branches below replace
+	// it.
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(b)
 	if err != nil {
 		return nil, fmt.Errorf("render bootstrap: %w", err)
 	}
-	var tree any
-	if err := json.Unmarshal(raw, &tree); err != nil {
-		return nil, fmt.Errorf("render bootstrap: %w", err)
-	}
 	switch format {
 	case "json":
-		out, err := json.MarshalIndent(tree, "", "  ")
-		if err != nil {
+		var out bytes.Buffer
+		if err := json.Indent(&out, raw, "", "  "); err != nil {
 			return nil, fmt.Errorf("render bootstrap: %w", err)
 		}
-		return append(out, '\n'), nil
+		return append(out.Bytes(), '\n'), nil
 	case "yaml":
+		// JSON is YAML; read as such, whole numbers stay whole.
+		var tree any
+		if err := yaml.Unmarshal(raw, &tree); err != nil {
+			return nil, fmt.Errorf("render bootstrap: %w", err)
+		}
 		var out bytes.Buffer
 		enc := yaml.NewEncoder(&out)
 		enc.SetIndent(2)
