@@ -22,6 +22,7 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	accesslogdatav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -32,6 +33,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/envoy"
 	"github.com/fairlead-proxy/fairlead/envoy/bootstrap"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
@@ -879,4 +881,103 @@ func refused(logged map[string]any, body string, headers ...string) *extprocv3.P
 		}},
 		DynamicMetadata: structOf(metadata{"fairlead.log": logged}),
 	}
+}
+
+func TestShapeAsksExtProcAfterTheModelChoseTheRoute(t *testing.T) {
+	small, any := envoytest.NewUpstream(t, poolAnswer("small")), envoytest.NewUpstream(t, poolAnswer("any"))
+	s := shape{pools: map[string][]*envoytest.Upstream{"SMALL": {small}, "ANY": {any}}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [small, declared] }
+pools:
+- { name: small, endpoints: $SMALL }
+- { name: any, endpoints: $ANY }
+routes:
+- { name: small, match: { prefix: /v1/, model: m-small }, dialect: openai, split: [ { pool: small, weight: 1 } ] }
+- { name: declared, match: { prefix: /declared/ }, dialect: openai, trustDeclared: true, split: [ { pool: any, weight: 1 } ] }
+`}
+	p := newProcessor(t, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	rt := nobody(t)
+	rt.ExtProc = fleet.Address{Path: p.socket}
+	e := startShape(t, s, rt)
+	send := func(path string) {
+		t.Helper()
+		if a := e.postJSON(path, `{"model":"m-small","max_tokens":9}`); a.status != 200 {
+			t.Fatalf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+	envoytest.Eventually(t, "ext_proc is healthy", func() bool {
+		send("/declared/messages")
+		return len(p.requests()) > 0
+	})
+	for _, c := range []struct{ path, route, cluster string }{
+		{"/v1/chat/completions", "small", "small"},
+		{"/v1/embeddings", "small/other", "small"},
+		{"/declared/messages", "declared", "any"},
+	} {
+		before := len(p.requests())
+		send(c.path)
+		if n := len(p.requests()) - before; n != 1 {
+			t.Errorf("%s: ext_proc was asked %d times", c.path, n)
+		}
+		fields := p.last().GetAttributes()["envoy.filters.http.ext_proc"].GetFields()
+		if route, cluster := fields["xds.route_name"].GetStringValue(), fields["xds.cluster_name"].GetStringValue(); route != c.route || cluster != c.cluster {
+			t.Errorf("%s: route %q, cluster %q", c.path, route, cluster)
+		}
+		_, read := peeked(p.last(), "max_tokens")
+		if want := c.route != "declared"; read != want {
+			t.Errorf("%s: body read: %v, want %v", c.path, read, want)
+		}
+	}
+}
+
+func TestShapeLogsEveryAttempt(t *testing.T) {
+	a, b, c := envoytest.NewUpstream(t, envoytest.Status(503, "{}")), envoytest.NewUpstream(t, nil), envoytest.NewUpstream(t, nil)
+	p := newProcessor(t, always(func() *extprocv3.ProcessingResponse {
+		return withHeaders(reply(metadata{"fairlead.log": map[string]any{"decision": "d-1"}}), "x-fairlead-decision", "d-1")
+	}))
+	logs := newLogReceiver(t)
+	rt := envoy.Runtime{ExtProc: fleet.Address{Path: p.socket}, AccessLog: fleet.Address{Path: logs.socket}}
+	e := startShape(t, threePools(ups(a), ups(b), ups(c), 1, 0), rt)
+	envoytest.Eventually(t, "ext_proc is healthy", func() bool {
+		e.get("/v1/models")
+		return len(p.requests()) > 0
+	})
+	got := e.postJSON("/v1/chat/completions", `{}`)
+	if got.status != 200 {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	decided := func(l logged, name, path string) bool {
+		return l.log == name && l.entry.GetRequest().GetPath() == path
+	}
+	tag := func(l logged, key string) string { return l.entry.GetCommonProperties().GetCustomTags()[key] }
+	attempts := map[string]string{} // attempt to upstream address
+	envoytest.Eventually(t, "both attempts ended", func() bool {
+		for _, l := range logs.find(accesslogdatav3.AccessLogType_UpstreamEnd, 1) {
+			if decided(l, wire.LogUpstream, "/v1/chat/completions") {
+				at := l.entry.GetCommonProperties().GetUpstreamRemoteAddress().GetSocketAddress()
+				attempts[tag(l, wire.TagAttempt)] = fmt.Sprintf("%s:%d", at.GetAddress(), at.GetPortValue())
+				if tag(l, wire.TagDecision) != "d-1" {
+					t.Errorf("decision tag %q", tag(l, wire.TagDecision))
+				}
+				if id := l.entry.GetRequest().GetRequestHeaders()["x-request-id"]; id != got.header.Get("x-request-id") {
+					t.Errorf("x-request-id in the log %q, in the answer %q", id, got.header.Get("x-request-id"))
+				}
+			}
+		}
+		return len(attempts) == 2
+	})
+	if attempts["1"] != a.Addr().String() || attempts["2"] != b.Addr().String() {
+		t.Errorf("attempts %v, want %v then %v", attempts, a.Addr(), b.Addr())
+	}
+	envoytest.Eventually(t, "the request ended", func() bool {
+		for _, l := range logs.find(accesslogdatav3.AccessLogType_DownstreamEnd, 1) {
+			if decided(l, wire.LogDownstream, "/v1/chat/completions") {
+				common := l.entry.GetCommonProperties()
+				namespace := common.GetMetadata().GetFilterMetadata()[wire.NamespaceLog]
+				return namespace.GetFields()[wire.KeyDecision].GetStringValue() == "d-1" &&
+					common.GetUpstreamRequestAttemptCount() == 2 && common.GetRouteName() == "chat" && common.GetUpstreamCluster() == "b"
+			}
+		}
+		return false
+	})
 }
