@@ -37,7 +37,8 @@ type Options struct {
 	// goroutines, without locks held, and must not block. May be nil.
 	Observe func(Event)
 	// Build and BuildListener make the resources; default [envoy.Build] and
-	// [envoy.BuildListener].
+	// [envoy.BuildListener]. They must be pure: a listener may be built later
+	// than the rest, when a sidecar with another address connects.
 	Build         func(*fleet.Config, fleet.Group, envoy.Runtime) (envoy.Resources, error)
 	BuildListener func(*fleet.Config, fleet.Group, netip.AddrPort, envoy.Runtime) (*listenerv3.Listener, error)
 }
