@@ -9,8 +9,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
-// OtherSuffix marks the Envoy route of a route's paths that don't generate.
-const OtherSuffix = "/other"
+// What follows a route's name in the names of the Envoy routes for its requests
+// that don't generate; package envoy writes them.
+const (
+	otherSuffix   = "/other"
+	connectSuffix = "/connect"
+)
+
+// splitRoute parts an Envoy route's name into the config route's and whether
+// its requests generate tokens.
+func splitRoute(envoyRoute string) (name string, generates bool) {
+	for _, suffix := range []string{otherSuffix, connectSuffix} {
+		if name, ok := strings.CutSuffix(envoyRoute, suffix); ok {
+			return name, false
+		}
+	}
+	return envoyRoute, true
+}
 
 // verdict is a decision with all that its answer shows.
 type verdict struct {
@@ -70,7 +85,7 @@ func (s *Service) decide(r *request) verdict {
 // classify fills in the class; it returns false when the plan doesn't know the
 // route.
 func (v *verdict) classify(r *request) bool {
-	name, other := strings.CutSuffix(string(r.route), OtherSuffix)
+	name, generates := splitRoute(string(r.route))
 	route, known := v.plan.Route(name)
 	if !known {
 		return false
@@ -89,7 +104,7 @@ func (v *verdict) classify(r *request) bool {
 		Arm:       plan.NoPool,
 		Level:     fleet.LevelOf(v.budget),
 		Strategy:  strategyOf(v.info, r.strategy),
-		Generates: !other,
+		Generates: generates,
 	}
 	if arm, known := v.plan.Pool(string(r.cluster)); known {
 		v.class.Arm = arm

@@ -110,14 +110,16 @@ func checkBody(t *testing.T, route string, imm *extprocv3.ImmediateResponse, hea
 }
 
 func TestPathsThatDoNotGenerateAreNeverRefused(t *testing.T) {
-	w := fullWorld(t)
-	m := chat(nil)
-	m.route = "chat/other"
-	if r := w.ask(t, m); r.GetImmediateResponse() != nil {
-		t.Errorf("refused: %v", r)
-	}
-	if w.lastEvent().Generates || w.lastEvent().Route != "chat" {
-		t.Errorf("event %+v", w.lastEvent())
+	for _, route := range []string{"chat/other", "chat/connect"} {
+		w := fullWorld(t)
+		m := chat(nil)
+		m.route = route
+		if r := w.ask(t, m); r.GetImmediateResponse() != nil {
+			t.Errorf("%s: refused: %v", route, r)
+		}
+		if w.lastEvent().Generates || w.lastEvent().Route != "chat" {
+			t.Errorf("%s: event %+v", route, w.lastEvent())
+		}
 	}
 }
 

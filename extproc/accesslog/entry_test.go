@@ -1,0 +1,242 @@
+package accesslog
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	alsdatav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+)
+
+func address(host string, port uint32) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+	}}}
+}
+
+// upstreamEntry is an attempt's entry as Envoy 1.40.0 writes it: the two sizes
+// of UpstreamEnd are swapped.
+func upstreamEntry(kind alsdatav3.AccessLogType) *alsdatav3.HTTPAccessLogEntry {
+	return &alsdatav3.HTTPAccessLogEntry{
+		CommonProperties: &alsdatav3.AccessLogCommon{
+			AccessLogType:             kind,
+			UpstreamRemoteAddress:     address("10.0.0.1", 8000),
+			UpstreamCluster:           "h100",
+			RouteName:                 "chat",
+			CustomTags:                map[string]string{wire.TagDecision: id, wire.TagAttempt: "2"},
+			Duration:                  durationpb.New(2 * time.Second),
+			TimeToFirstUpstreamRxByte: durationpb.New(30 * time.Millisecond),
+		},
+		Request:  &alsdatav3.HTTPRequestProperties{RequestBodyBytes: 277, RequestId: "uuid"},
+		Response: &alsdatav3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(200), ResponseBodyBytes: 36},
+	}
+}
+
+func downstreamEntry(kind alsdatav3.AccessLogType) *alsdatav3.HTTPAccessLogEntry {
+	log, _ := structpb.NewStruct(map[string]any{wire.KeyDecision: id, wire.KeyStrategy: "dynamic"})
+	return &alsdatav3.HTTPAccessLogEntry{
+		CommonProperties: &alsdatav3.AccessLogCommon{
+			AccessLogType:               kind,
+			UpstreamRemoteAddress:       address("10.0.0.1", 8000),
+			UpstreamCluster:             "h100",
+			RouteName:                   "chat",
+			UpstreamRequestAttemptCount: 2,
+			Duration:                    durationpb.New(3 * time.Second),
+			TimeToFirstUpstreamTxByte:   durationpb.New(10 * time.Millisecond),
+			TimeToFirstUpstreamRxByte:   durationpb.New(40 * time.Millisecond),
+			Metadata:                    &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{wire.NamespaceLog: log}},
+		},
+		Request:  &alsdatav3.HTTPRequestProperties{RequestBodyBytes: 36, RequestId: "uuid"},
+		Response: &alsdatav3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(200), ResponseBodyBytes: 277},
+	}
+}
+
+func TestEntriesBecomeOutcomes(t *testing.T) {
+	on := fleet.EndpointKey{Pool: "h100", Address: netip.MustParseAddrPort("10.0.0.1:8000")}
+	base := fleet.Outcome{Node: "edge-1", ID: id, Attempt: 2, Endpoint: on, Route: "chat", Code: 200, HeaderTime: 30 * time.Millisecond, At: epoch}
+	for _, row := range []struct {
+		name   string
+		entry  *alsdatav3.HTTPAccessLogEntry
+		log    string
+		change func(*fleet.Outcome)
+	}{
+		{"attempt start", upstreamEntry(alsdatav3.AccessLogType_UpstreamPoolReady), wire.LogUpstream, func(o *fleet.Outcome) {
+			o.Kind, o.Duration = fleet.AttemptStarted, 2*time.Second
+		}},
+		{"attempt end", upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd), wire.LogUpstream, func(o *fleet.Outcome) {
+			o.Kind, o.Duration, o.Cause = fleet.AttemptEnded, 2*time.Second, fleet.CauseOK
+			o.RequestBytes, o.ResponseBytes = 36, 277
+		}},
+		{"heartbeat", downstreamEntry(alsdatav3.AccessLogType_DownstreamPeriodic), wire.LogDownstream, func(o *fleet.Outcome) {
+			o.Kind, o.Duration = fleet.Heartbeat, 3*time.Second
+			o.RequestBytes, o.ResponseBytes = 36, 277
+		}},
+		{"request end", downstreamEntry(alsdatav3.AccessLogType_DownstreamEnd), wire.LogDownstream, func(o *fleet.Outcome) {
+			o.Kind, o.Duration, o.Cause = fleet.RequestEnded, 3*time.Second, fleet.CauseOK
+			o.RequestBytes, o.ResponseBytes = 36, 277
+		}},
+	} {
+		want := base
+		row.change(&want)
+		if got, ok := OutcomeOf(row.entry, row.log, "edge-1", epoch); !ok || got != want {
+			t.Errorf("%s:\n got %+v (%v)\nwant %+v", row.name, got, ok, want)
+		}
+	}
+}
+
+func TestEntriesOfNoUse(t *testing.T) {
+	end := downstreamEntry(alsdatav3.AccessLogType_DownstreamEnd)
+	for name, row := range map[string]struct {
+		entry *alsdatav3.HTTPAccessLogEntry
+		log   string
+	}{
+		"nil":             {nil, wire.LogDownstream},
+		"empty":           {&alsdatav3.HTTPAccessLogEntry{}, wire.LogDownstream},
+		"another log":     {end, "somebody-elses"},
+		"other type":      {downstreamEntry(alsdatav3.AccessLogType_DownstreamStart), wire.LogDownstream},
+		"type of tomorro": {downstreamEntry(99), wire.LogUpstream},
+	} {
+		if o, ok := OutcomeOf(row.entry, row.log, "n", epoch); ok {
+			t.Errorf("%s became %+v", name, o)
+		}
+	}
+}
+
+func TestIDFallsBackToEnvoysRequestID(t *testing.T) {
+	down := downstreamEntry(alsdatav3.AccessLogType_DownstreamEnd)
+	down.CommonProperties.Metadata = nil
+	up := upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd)
+	up.CommonProperties.CustomTags[wire.TagDecision] = "-"
+	for name, e := range map[string]*alsdatav3.HTTPAccessLogEntry{wire.LogDownstream: down, wire.LogUpstream: up} {
+		if o, _ := OutcomeOf(e, name, "n", epoch); o.ID != "uuid" {
+			t.Errorf("%s: id %q", name, o.ID)
+		}
+		e.Request.RequestHeaders = map[string]string{wire.HeaderRequestID: strings.Repeat("x", 10<<20)}
+		if o, _ := OutcomeOf(e, name, "n", epoch); len(o.ID) != maxID {
+			t.Errorf("%s: id of %d bytes", name, len(o.ID))
+		}
+	}
+}
+
+func TestFloorEndpointAndOddAddressesAreNoEndpoint(t *testing.T) {
+	for name, a := range map[string]*corev3.Address{
+		"none": nil, "pipe": {Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: "/void"}}},
+		"name": address("model.example", 80), "port": address("10.0.0.1", 70000), "empty": address("", 0),
+	} {
+		e := upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd)
+		e.CommonProperties.UpstreamRemoteAddress = a
+		if o, ok := OutcomeOf(e, wire.LogUpstream, "n", epoch); !ok || o.Endpoint != (fleet.EndpointKey{}) {
+			t.Errorf("%s: %+v", name, o.Endpoint)
+		}
+	}
+}
+
+func TestCauses(t *testing.T) {
+	type flags = alsdatav3.ResponseFlags
+	for _, row := range []struct {
+		name    string
+		code    uint32
+		flags   *flags
+		reached bool
+		want    fleet.Cause
+	}{
+		{"fine", 200, nil, true, fleet.CauseOK},
+		{"redirect", 304, nil, true, fleet.CauseOK},
+		{"client error", 400, nil, true, fleet.CauseClientError},
+		{"throttled by the server", 429, nil, true, fleet.CauseThrottled},
+		{"shed by us", 429, nil, false, fleet.CauseLocal},
+		{"server error", 500, nil, true, fleet.CauseServerError},
+		{"retries used up", 503, &flags{UpstreamRetryLimitExceeded: true}, true, fleet.CauseServerError},
+		{"refused", 503, &flags{UpstreamConnectionFailure: true}, true, fleet.CauseConnectFailed},
+		{"reset in the middle", 200, &flags{UpstreamConnectionTermination: true}, true, fleet.CauseReset},
+		{"stream reset", 503, &flags{UpstreamRemoteReset: true}, true, fleet.CauseReset},
+		{"protocol error", 502, &flags{UpstreamProtocolError: true}, true, fleet.CauseReset},
+		{"attempt's time limit", 504, &flags{UpstreamRequestTimeout: true}, true, fleet.CauseTimeout},
+		{"idle", 408, &flags{StreamIdleTimeout: true}, true, fleet.CauseTimeout},
+		{"client gone in the middle", 200, &flags{DownstreamConnectionTermination: true}, true, fleet.CauseClientGone},
+		{"client gone before headers", 0, &flags{DownstreamConnectionTermination: true}, true, fleet.CauseClientGone},
+		{"client gone before an upstream", 0, &flags{DownstreamConnectionTermination: true}, false, fleet.CauseClientGone},
+		{"attempt given up", 0, nil, true, fleet.CauseClientGone},
+		{"no healthy host", 503, &flags{NoHealthyUpstream: true}, false, fleet.CauseLocal},
+		{"breaker", 503, &flags{UpstreamOverflow: true}, true, fleet.CauseLocal},
+		{"no route", 404, &flags{NoRouteFound: true}, false, fleet.CauseLocal},
+	} {
+		if got := causeOf(int(row.code), row.flags, row.reached); got != row.want {
+			t.Errorf("%s: %v; want %v", row.name, got, row.want)
+		}
+	}
+}
+
+// FuzzMessage feeds bytes as one log message through reader and ledger.
+func FuzzMessage(f *testing.F) {
+	add := func(m *alsv3.StreamAccessLogsMessage) {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	add(logMessage("edge-1", wire.LogUpstream, upstreamEntry(alsdatav3.AccessLogType_UpstreamPoolReady), upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd)))
+	add(logMessage("edge-1", wire.LogDownstream, downstreamEntry(alsdatav3.AccessLogType_DownstreamPeriodic), downstreamEntry(alsdatav3.AccessLogType_DownstreamEnd)))
+	add(logMessage("", wire.LogDownstream, &alsdatav3.HTTPAccessLogEntry{}))
+	add(&alsv3.StreamAccessLogsMessage{LogEntries: &alsv3.StreamAccessLogsMessage_TcpLogs{}})
+	f.Add([]byte{})
+	for _, entry := range recorded(f) {
+		f.Add(entry)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m := &alsv3.StreamAccessLogsMessage{}
+		if proto.Unmarshal(b, m) != nil {
+			return
+		}
+		l := NewLedger(func() time.Time { return epoch })
+		r := New(Options{Now: func() time.Time { return epoch }, Sink: func(o fleet.Outcome) {
+			if len(o.ID) > maxID || o.Attempt < 0 || o.Attempt > maxAttempt || o.RequestBytes < 0 || o.ResponseBytes < 0 {
+				t.Errorf("outcome out of bounds: %+v", o)
+			}
+			l.Apply(o)
+		}})
+		for _, name := range []string{wire.LogUpstream, wire.LogDownstream} {
+			r.take(m, name, nodeName(m))
+		}
+		l.Expire(epoch.Add(Lease + memory))
+		if l.Total() != 0 {
+			t.Errorf("%v in flight", l.Snapshot())
+		}
+	})
+}
+
+func logMessage(node, logName string, entries ...*alsdatav3.HTTPAccessLogEntry) *alsv3.StreamAccessLogsMessage {
+	return &alsv3.StreamAccessLogsMessage{
+		Identifier: &alsv3.StreamAccessLogsMessage_Identifier{Node: &corev3.Node{Id: node}, LogName: logName},
+		LogEntries: &alsv3.StreamAccessLogsMessage_HttpLogs{HttpLogs: &alsv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: entries}},
+	}
+}
+
+func BenchmarkEntries(b *testing.B) {
+	m := logMessage("edge-1", wire.LogUpstream,
+		upstreamEntry(alsdatav3.AccessLogType_UpstreamPoolReady), upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd))
+	up, _ := proto.Marshal(m)
+	down, _ := proto.Marshal(logMessage("edge-1", wire.LogDownstream, downstreamEntry(alsdatav3.AccessLogType_DownstreamEnd)))
+	r := New(Options{Sink: func(fleet.Outcome) {}})
+	b.ReportAllocs()
+	for b.Loop() { // the three entries of one request
+		for name, raw := range map[string][]byte{wire.LogUpstream: up, wire.LogDownstream: down} {
+			m := &alsv3.StreamAccessLogsMessage{}
+			if err := proto.Unmarshal(raw, m); err != nil {
+				b.Fatal(err)
+			}
+			r.take(m, name, "edge-1")
+		}
+	}
+}
