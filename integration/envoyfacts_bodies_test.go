@@ -159,3 +159,30 @@ func TestFactOddMaxTokensValuesAsEnvoyReadsThem(t *testing.T) {
 		t.Error("text/plain: no error reported")
 	}
 }
+
+// One port serves HTTP/1.1 and HTTP/2 in clear, as clients of both kinds need.
+func TestFactOnePortServesHTTP1AndH2C(t *testing.T) {
+	t.Parallel()
+	up := envoytest.NewUpstream(t, nil)
+	e := startFacts(t, facts{
+		hcm:      `http2_protocol_options: {initial_stream_window_size: 65536},`,
+		routes:   []string{clusterRoute(prefix("/"), "a")},
+		clusters: []string{pool("a", "", hostsOf(up)...)},
+	})
+	for _, h2 := range []bool{false, true} {
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(!h2)
+		protocols.SetUnencryptedHTTP2(h2)
+		tr := &http.Transport{Protocols: protocols}
+		e.client = &http.Client{Transport: tr, Timeout: time.Minute}
+		response, err := e.open(t.Context(), http.MethodGet, "/", nil)
+		if err != nil {
+			t.Fatalf("h2 %v: %v", h2, err)
+		}
+		response.Body.Close()
+		tr.CloseIdleConnections()
+		if response.StatusCode != 200 || (response.ProtoMajor == 2) != h2 {
+			t.Errorf("h2 %v: status %d over %s", h2, response.StatusCode, response.Proto)
+		}
+	}
+}

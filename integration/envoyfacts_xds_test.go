@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +24,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	httpoptsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
@@ -90,6 +94,13 @@ func (c *controlPlane) received(_ int64, r *discoveryv3.DeltaDiscoveryRequest) e
 		c.acked[r.GetTypeUrl()]++
 	}
 	return nil
+}
+
+// refused returns the error texts of NACKs so far.
+func (c *controlPlane) refused() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.nacks)
 }
 
 func (c *controlPlane) acks(url string) int {
@@ -193,28 +204,46 @@ func loopback(port uint16) *corev3.Address {
 
 // listener has a route to cluster a and an initial stream window for clients.
 func listener(port uint16, window uint32) *listenerv3.Listener {
-	manager := &hcmv3.HttpConnectionManager{
-		StatPrefix:          "in",
-		DelayedCloseTimeout: durationpb.New(0),
-		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
-			InitialStreamWindowSize: wrapperspb.UInt32(window),
-		},
-		HttpFilters: []*hcmv3.HttpFilter{{Name: "router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: anyOf(&routerv3.Router{})}}},
-		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{
-			Name: "facts", VirtualHosts: []*routev3.VirtualHost{{Name: "all", Domains: []string{"*"}, Routes: []*routev3.Route{{
-				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
-				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-					ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "a"}, Timeout: durationpb.New(0),
-				}},
-			}}}},
-		}},
-	}
+	return listenerOf("in", port, &hcmv3.HttpConnectionManager{
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{InitialStreamWindowSize: wrapperspb.UInt32(window)},
+		RouteSpecifier:       &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes("facts", "a", "")},
+	})
+}
+
+// routedListener takes its routes from RDS under its own name.
+func routedListener(name string, port uint16) *listenerv3.Listener {
+	return listenerOf(name, port, &hcmv3.HttpConnectionManager{
+		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{RouteConfigName: name, ConfigSource: adsSource(0)}},
+	})
+}
+
+func listenerOf(name string, port uint16, manager *hcmv3.HttpConnectionManager) *listenerv3.Listener {
+	manager.StatPrefix = "in"
+	manager.DelayedCloseTimeout = durationpb.New(0)
+	manager.HttpFilters = []*hcmv3.HttpFilter{{Name: "router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: anyOf(&routerv3.Router{})}}}
 	return &listenerv3.Listener{
-		Name: "in", Address: loopback(port),
+		Name: name, Address: loopback(port),
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
 			Name: "hcm", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: anyOf(manager)},
 		}}}},
 	}
+}
+
+// routes sends everything to one cluster and marks the answers.
+func routes(name, cluster, mark string) *routev3.RouteConfiguration {
+	r := &routev3.RouteConfiguration{
+		Name: name, ValidateClusters: wrapperspb.Bool(true),
+		VirtualHosts: []*routev3.VirtualHost{{Name: "all", Domains: []string{"*"}, Routes: []*routev3.Route{{
+			Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+			Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+				ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster}, Timeout: durationpb.New(0),
+			}},
+		}}}},
+	}
+	if mark != "" {
+		r.ResponseHeadersToAdd = []*corev3.HeaderValueOption{{Header: &corev3.HeaderValue{Key: "x-mark", Value: mark}}}
+	}
+	return r
 }
 
 func startDynamic(t *testing.T, c *controlPlane, opts ...envoytest.Option) *factEnvoy {
@@ -283,8 +312,8 @@ func TestFactChangedClusterWarmsUntilItsEndpointsAreTouched(t *testing.T) {
 	if got := last[len(last)-1].ConnectionWindow; got != 2*untouched {
 		t.Errorf("connection window %d, want %d", got, 2*untouched)
 	}
-	if len(cp.nacks) > 0 {
-		t.Errorf("refused: %q", cp.nacks)
+	if refused := cp.refused(); len(refused) > 0 {
+		t.Errorf("refused: %q", refused)
 	}
 }
 
@@ -376,4 +405,56 @@ func TestFactRemovedEndpointFinishesItsStreams(t *testing.T) {
 	if lines.Scan() || lines.Err() != nil {
 		t.Errorf("end of the stream: %q, %v", lines.Text(), lines.Err())
 	}
+}
+
+// With validate_clusters a route to a cluster that Envoy does not know is refused
+// and its old table serves on. What became of the other resources of that response
+// is open: in some runs the good one applies, in others it does not, and the cache
+// of the server believes that all were delivered. So after a NACK every resource of
+// the response has to be published again with changed content.
+func TestFactRefusedRouteResponseLeavesItsGoodResourcesOpen(t *testing.T) {
+	t.Parallel()
+	up := envoytest.NewUpstream(t, nil)
+	cp := newControlPlane(t, func(c *controlPlane) {
+		c.put(resourcev3.ClusterType, "a", plainCluster())
+		c.put(resourcev3.EndpointType, "a", assignment(up.Addr().Port(), 1))
+		for _, name := range []string{"in", "other"} {
+			c.put(resourcev3.ListenerType, name, routedListener(name, uint16(envoytest.FreePort(t))))
+			c.put(resourcev3.RouteType, name, routes(name, "a", "first"))
+		}
+	})
+	e := startDynamic(t, cp)
+	good, bad := e.addr, e.Listener("other")
+	mark := func(at netip.AddrPort) string {
+		t.Helper()
+		e.addr = at
+		return e.get("/").header.Get("x-mark")
+	}
+	for _, at := range []netip.AddrPort{good, bad} {
+		envoytest.Eventually(t, "first routes", func() bool { return mark(at) == "first" })
+	}
+
+	err := cp.caches[resourcev3.RouteType].UpdateResources(map[string]types.Resource{
+		"in": routes("in", "a", "second"), "other": routes("other", "nowhere", "second"),
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoytest.Eventually(t, "NACK", func() bool { return len(cp.refused()) > 0 })
+	if text := cp.refused()[0]; !strings.Contains(text, "nowhere") {
+		t.Errorf("the refusal does not name the cluster: %s", text)
+	}
+	if got := mark(bad); got != "first" {
+		t.Errorf("the refused resource shows %q, want the old table", got)
+	}
+	before := mark(good)
+	t.Logf("the good resource of the refused response shows %q", before)
+
+	cp.ackTime(resourcev3.RouteType, func() { cp.put(resourcev3.RouteType, "other", routes("other", "a", "third")) })
+	envoytest.Eventually(t, "the repaired resource", func() bool { return mark(bad) == "third" })
+	if got := mark(good); got != before {
+		t.Errorf("the good resource went from %q to %q: it was sent again after all", before, got)
+	}
+	cp.ackTime(resourcev3.RouteType, func() { cp.put(resourcev3.RouteType, "in", routes("in", "a", "third")) })
+	envoytest.Eventually(t, "the good resource with changed content", func() bool { return mark(good) == "third" })
 }
