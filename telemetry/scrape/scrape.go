@@ -106,7 +106,8 @@ type Scraper struct {
 	mu      sync.Mutex
 	targets []Target
 	workers map[fleet.EndpointKey]*worker
-	run     context.Context // of the Run in progress, or nil
+	running bool
+	run     context.Context // of the Run in progress while it starts workers, else nil
 	wg      sync.WaitGroup
 	ready   chan delivery // unbuffered: a worker waits until its reading is taken
 }
@@ -165,19 +166,23 @@ func (s *Scraper) SetTargets(targets []Target) {
 // goroutine only. It is an error to call Run while another Run is going on.
 func (s *Scraper) Run(ctx context.Context, out func(telemetry.Reading)) error {
 	s.mu.Lock()
-	if s.run != nil {
+	if s.running {
 		s.mu.Unlock()
 		return errors.New("scraper is already running")
 	}
+	s.running = true
 	s.run, s.ready = ctx, make(chan delivery)
 	s.workers = make(map[fleet.EndpointKey]*worker, len(s.targets))
 	s.reconcile()
 	s.mu.Unlock()
 
 	s.deliver(ctx, out)
-	s.wg.Wait()
 	s.mu.Lock()
 	s.run, s.workers = nil, nil
+	s.mu.Unlock()
+	s.wg.Wait()
+	s.mu.Lock()
+	s.running = false
 	s.mu.Unlock()
 	if s.own {
 		s.h1.CloseIdleConnections()
