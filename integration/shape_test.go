@@ -981,3 +981,41 @@ func TestShapeLogsEveryAttempt(t *testing.T) {
 		return false
 	})
 }
+
+func TestShapeKeepsTheRequestIDOfTrustedCallers(t *testing.T) {
+	up := envoytest.NewUpstream(t, nil)
+	s := onePool(up)
+	s.text = strings.Replace(s.text, "{ address: 127.0.0.1:1 }", "{ address: 127.0.0.1:1, trusted: [127.0.0.0/8] }", 1)
+	e := startShape(t, s, nobody(t))
+	a := e.postJSON("/v1/chat/completions", `{}`, "x-request-id", "mine", "x-envoy-max-retries", "7", "x-envoy-upstream-rq-timeout-ms", "1")
+	expectHeader(t, a, "X-Request-Id", "mine")
+	for name, want := range map[string]string{"x-request-id": "mine", "x-envoy-max-retries": "", "x-envoy-upstream-rq-timeout-ms": ""} {
+		if got := up.Last().Header.Get(name); got != want {
+			t.Errorf("%s upstream: %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestShapeTurnsAConcurrencyLimitInto429(t *testing.T) {
+	release := make(chan struct{})
+	up := envoytest.NewUpstream(t, nil)
+	up.Handle(envoytest.Gate(release, poolAnswer("a")))
+	e := startShape(t, onePool(up), nobody(t))
+	e.AdminPost("/runtime_modify?circuit_breakers.a.default.max_requests=1")
+	first := make(chan error, 1)
+	go func() {
+		_, err := e.try("POST", "/v1/messages", strings.NewReader(`{}`))
+		first <- err
+	}()
+	up.WaitRequests(1)
+	for path, dialect := range map[string]fleet.Dialect{"/v1/messages": fleet.DialectAnthropic, "/v1/chat/completions": fleet.DialectOpenAI} {
+		a := e.postJSON(path, `{}`)
+		expectError(t, a, 429, dialect, "concurrent")
+		expectHeader(t, a, "Retry-After-Ms", "1000")
+		expectHeader(t, a, "Retry-After", "1")
+	}
+	close(release)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/envoy/bootstrap"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/envoybin"
+	"github.com/fairlead-proxy/fairlead/internal/envoyproc"
+)
+
+// sidecarFlags describe one sidecar.
+type sidecarFlags struct{ file, group, listen, node, admin, xds string }
+
+func (s *sidecarFlags) register(flags *flag.FlagSet) {
+	flags.StringVar(&s.file, "f", "fairlead.yaml", "the config `file` of serve")
+	flags.StringVar(&s.group, "group", "", "the sidecar's `group`; default: the config's only one")
+	flags.StringVar(&s.listen, "listen", "", "listen on `ip:port` instead of the group's address")
+	flags.StringVar(&s.node, "node", "", "the sidecar's `id`, unique among all; default: host name, group and listening address")
+	flags.StringVar(&s.admin, "admin", "unix:envoy-admin.sock", "Envoy's own admin `address`: unix:PATH or ip:port")
+	flags.StringVar(&s.xds, "xds", "", "reach the xDS server at this `address` instead of serve.xds")
+}
+
+func (s *sidecarFlags) options() (bootstrap.Options, error) {
+	cfg, err := fleet.Load(s.file)
+	if err != nil {
+		return bootstrap.Options{}, err
+	}
+	o, err := sidecarOptions(cfg, s.group, s.listen, s.node, s.admin, s.xds)
+	if err != nil {
+		return o, usageError{err}
+	}
+	return o, nil
+}
+
+func runBootstrap(_ context.Context, args []string, io stdio) error {
+	flags := newFlags("bootstrap", "", "Prints the Envoy bootstrap for one sidecar of a group.\n"+
+		"Run it with: envoy -c FILE --disable-hot-restart --drain-time-s SECONDS", io)
+	var sidecar sidecarFlags
+	sidecar.register(flags)
+	format := flags.String("o", "yaml", "output `format`: yaml or json")
+	if err := parse(flags, args, 0); err != nil {
+		return err
+	}
+	if *format != "yaml" && *format != "json" {
+		return usageError{fmt.Errorf("fairlead bootstrap: -o %q; accepted: yaml, json", *format)}
+	}
+	options, err := sidecar.options()
+	if err != nil {
+		return err
+	}
+	out, err := bootstrap.Render(options, *format)
+	if err != nil {
+		return err
+	}
+	_, err = io.out.Write(out)
+	return err
+}
+
+func runEnvoy(ctx context.Context, args []string, io stdio) error {
+	flags := newFlags("envoy", "", "Finds or fetches an Envoy and runs it as a sidecar, with the bootstrap that `fairlead bootstrap` prints.", io)
+	var sidecar sidecarFlags
+	sidecar.register(flags)
+	concurrency := flags.Int("concurrency", 1, "worker `threads`")
+	level := flags.String("log-level", "warning", "Envoy's log `level`")
+	if err := parse(flags, args, 0); err != nil {
+		return err
+	}
+	options, err := sidecar.options()
+	if err != nil {
+		return err
+	}
+	binary, err := envoybin.Find(ctx, envoybin.Options{Progress: io.err})
+	if err != nil {
+		return err
+	}
+	file, err := bootstrap.Render(options, "yaml")
+	if err != nil {
+		return err
+	}
+	process, err := envoyproc.Start(ctx, envoyproc.Options{
+		Binary: binary.Path, Bootstrap: file, Concurrency: *concurrency, DrainTime: options.DrainTime, LogLevel: *level, Log: io.err,
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(io.err, "Envoy %s is running as %s; it listens on %s once it has its configuration\n", binary.Version, options.NodeID, options.Listen)
+	select {
+	case <-process.Done():
+		return process.Wait()
+	case <-ctx.Done():
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		return process.Stop(stopping)
+	}
+}

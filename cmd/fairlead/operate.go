@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// reader holds the flags every command has that asks a running serve.
+type reader struct {
+	admin, file, format string
+}
+
+func (r *reader) register(flags *flag.FlagSet) {
+	flags.StringVar(&r.admin, "admin", "", "the admin `address` of serve; default: serve.admin of the config file")
+	flags.StringVar(&r.file, "f", "fairlead.yaml", "the config `file` of serve, read for its admin address")
+	flags.StringVar(&r.format, "o", "table", "output `format`: table or json")
+}
+
+func (r *reader) client() (*admin.Client, error) {
+	if r.format != "table" && r.format != "json" {
+		return nil, usageError{fmt.Errorf("-o %q; accepted: table, json", r.format)}
+	}
+	address := r.admin
+	if address == "" {
+		cfg, err := fleet.Load(r.file)
+		if err != nil {
+			return nil, err
+		}
+		address = cfg.Serve.Admin.Target()
+	}
+	return admin.NewClient(address), nil
+}
+
+// show prints v as JSON or as the table that rows writes.
+func show(w io.Writer, format string, v any, header string, rows func(io.Writer)) error {
+	if format == "json" {
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(v)
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, header)
+	rows(table)
+	return table.Flush()
+}
+
+func runProxyStatus(ctx context.Context, args []string, io stdio) error {
+	var r reader
+	flags := newFlags("proxy-status", "", "Shows, per sidecar and resource type: SYNCED, STALE or NACKED with the reason.", io)
+	r.register(flags)
+	if err := parse(flags, args, 0); err != nil {
+		return err
+	}
+	client, err := r.client()
+	if err != nil {
+		return err
+	}
+	proxies, err := client.Proxies(ctx)
+	if err != nil {
+		return err
+	}
+	return showProxies(io.out, r.format, proxies)
+}
+
+func showProxies(w io.Writer, format string, proxies []admin.Proxy) error {
+	return show(w, format, proxies, "NODE\tGROUP\tLISTEN\tCONNECTED\tTYPE\tSTATE\tREASON", func(w io.Writer) {
+		for _, p := range proxies {
+			for _, t := range p.Types {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%v\t%s\t%s\t%s\n", p.Node, p.Group, p.Listen, p.Connected, t.Type, t.State, t.Reason)
+			}
+			if len(p.Types) == 0 {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%v\t-\t-\t\n", p.Node, p.Group, p.Listen, p.Connected)
+			}
+		}
+	})
+}
+
+func runFleet(ctx context.Context, args []string, io stdio) error {
+	var r reader
+	flags := newFlags("fleet", "", "Shows every endpoint with risk, state, share of new requests and requests in flight.", io)
+	r.register(flags)
+	if err := parse(flags, args, 0); err != nil {
+		return err
+	}
+	client, err := r.client()
+	if err != nil {
+		return err
+	}
+	f, err := client.Fleet(ctx)
+	if err != nil {
+		return err
+	}
+	return showFleet(io.out, r.format, f)
+}
+
+func showFleet(w io.Writer, format string, f admin.Fleet) error {
+	return show(w, format, f, "POOL\tENDPOINT\tADDRESS\tRISK\tSTATE\tSHARE\tIN FLIGHT\tKV\tRUNNING\tWAITING\tAGE\tWHY", func(w io.Writer) {
+		for _, p := range f.Pools {
+			for _, e := range p.Endpoints {
+				risk := "-"
+				if e.Known {
+					risk = strconv.FormatFloat(e.Risk, 'f', 2, 64)
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%.2f\t%.0f\t%.0f\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
+					e.State, 100*e.Share, e.InFlight, e.KVUsage, e.Running, e.Waiting, seconds(e.TelemetryAge), e.Why)
+			}
+		}
+	})
+}
+
+func seconds(s float64) string {
+	if s < 0 {
+		return "-"
+	}
+	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
+}
+
+const rolloutUsage = ` get|set|clear …
+
+  rollout get                          show the splits of all routes
+  rollout set ROUTE POOL=WEIGHT…       set weights by hand; pools left out keep theirs
+  rollout clear ROUTE                  go back to the config file's split`
+
+func runRollout(ctx context.Context, args []string, io stdio) error {
+	var r reader
+	flags := newFlags("rollout", rolloutUsage, "Weights set by hand are kept over a restart and end when the file's own split of that route changes.", io)
+	r.register(flags)
+	if err := parse(flags, args, 64); err != nil {
+		return err
+	}
+	rest := flags.Args()
+	if len(rest) == 0 {
+		rest = []string{"get"}
+	}
+	do, err := rolloutCall(rest)
+	if err != nil {
+		return usageError{fmt.Errorf("fairlead rollout: %w", err)}
+	}
+	client, err := r.client()
+	if err != nil {
+		return err
+	}
+	splits, err := do(ctx, client)
+	if err != nil {
+		return err
+	}
+	return showSplits(io.out, r.format, splits)
+}
+
+// rolloutCall turns the words after `rollout` into the call they ask for.
+func rolloutCall(words []string) (func(context.Context, *admin.Client) ([]admin.Split, error), error) {
+	switch verb, rest := words[0], words[1:]; {
+	case verb == "get" && len(rest) == 0:
+		return func(ctx context.Context, c *admin.Client) ([]admin.Split, error) { return c.Splits(ctx) }, nil
+	case verb == "clear" && len(rest) == 1:
+		return func(ctx context.Context, c *admin.Client) ([]admin.Split, error) { return c.ClearSplit(ctx, rest[0]) }, nil
+	case verb == "set" && len(rest) >= 2:
+		weights, err := parseWeights(rest[1:])
+		if err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context, c *admin.Client) ([]admin.Split, error) {
+			return c.SetSplit(ctx, rest[0], weights)
+		}, nil
+	}
+	return nil, fmt.Errorf("%q; accepted: get, set ROUTE POOL=WEIGHT…, clear ROUTE", strings.Join(words, " "))
+}
+
+func parseWeights(words []string) (map[string]uint32, error) {
+	weights := map[string]uint32{}
+	for _, word := range words {
+		pool, value, found := strings.Cut(word, "=")
+		weight, err := strconv.ParseUint(value, 10, 32)
+		if !found || pool == "" || err != nil {
+			return nil, fmt.Errorf("%q; accepted: POOL=WEIGHT with a whole number 0…4294967295", word)
+		}
+		if _, twice := weights[pool]; twice {
+			return nil, fmt.Errorf("pool %q is named twice", pool)
+		}
+		weights[pool] = uint32(weight)
+	}
+	return weights, nil
+}
+
+func showSplits(w io.Writer, format string, splits []admin.Split) error {
+	return show(w, format, splits, "ROUTE\tEFFECTIVE\tFILE\tBY HAND SINCE", func(w io.Writer) {
+		for _, s := range splits {
+			since := ""
+			if s.ByHand {
+				since = s.Since.Format(time.RFC3339)
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Route, weightsText(s.Effective), weightsText(s.File), since)
+		}
+	})
+}
+
+func weightsText(weights []admin.Weight) string {
+	var words []string
+	for _, x := range weights {
+		words = append(words, fmt.Sprintf("%s=%.2f%%", x.Pool, float64(x.BasisPoints)/100))
+	}
+	return strings.Join(words, " ")
+}

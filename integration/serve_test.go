@@ -1,0 +1,270 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+)
+
+// named answers with the upstream's own name.
+func named(name string) http.Handler { return envoytest.JSON(fmt.Sprintf("%q", name)) }
+
+// twoPools is a config of two pools of one plain upstream each behind one
+// route.
+func twoPools(listen netip.AddrPort, weightA, weightB int, a, b netip.AddrPort, extra string) string {
+	return fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: %s }, routes: [chat] }
+pools:
+%s%sroutes:
+  - name: chat
+    match: { prefix: / }
+    dialect: openai
+    strategy: dynamic
+    split: [{ pool: b, weight: %d }, { pool: a, weight: %d }]
+%s`, listen, poolYAML("a", "", a), poolYAML("b", "", b), weightB, weightA, extra)
+}
+
+// TestWeightsMoveUnderLoadAndSurviveARestart moves all traffic from one pool to
+// the other by hand, restarts serve, and loses nothing.
+func TestWeightsMoveUnderLoadAndSurviveARestart(t *testing.T) {
+	a, b := envoytest.NewUpstream(t, named("a")), envoytest.NewUpstream(t, named("b"))
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 90, 10, a.Addr(), b.Addr(), ""))
+	process := p.serve(t)
+	e, listen := p.sidecar(t)
+	load := startLoad(t, 100, listen)
+	envoytest.Eventually(t, "traffic on both pools", func() bool {
+		_, by := load.counts()
+		return by[`"a"`] > 20 && by[`"b"`] > 0
+	})
+	pushes, _ := e.Stat("http.fairlead.rds.fairlead.edge.update_success")
+
+	out := runFairlead(t, p.dir, "rollout", "set", "-f", p.file, "chat", "a=0", "b=100")
+	if !strings.Contains(out, "b=100.00% a=0.00%") {
+		t.Errorf("rollout set printed:\n%s", out)
+	}
+	onlyB := func(what string) {
+		t.Helper()
+		envoytest.Eventually(t, what, func() bool {
+			before := a.Count()
+			_, start := load.counts()
+			envoytest.Eventually(t, "more answers", func() bool { _, by := load.counts(); return by[`"b"`] > start[`"b"`]+20 })
+			return a.Count() == before
+		})
+	}
+	onlyB("all new requests on b")
+	if now, ok := e.Stat("http.fairlead.rds.fairlead.edge.update_success"); ok && now != pushes+1 {
+		t.Errorf("the change took %d RDS updates, want 1", now-pushes)
+	}
+
+	process.kill()
+	p.serve(t)
+	onlyB("still all requests on b after a restart of serve")
+	if out := runFairlead(t, p.dir, "rollout", "get", "-f", p.file); !strings.Contains(out, "b=100.00%") {
+		t.Errorf("rollout get after the restart:\n%s", out)
+	}
+
+	runFairlead(t, p.dir, "rollout", "clear", "-f", p.file, "chat")
+	seen := a.Count()
+	envoytest.Eventually(t, "traffic on a again after rollout clear", func() bool { return a.Count() > seen })
+	load.mustNotFail(t)
+}
+
+// TestConfigFileIsWatched publishes good changes without losing a request, and
+// a faulty one changes nothing.
+func TestConfigFileIsWatched(t *testing.T) {
+	a, b := envoytest.NewUpstream(t, named("a")), envoytest.NewUpstream(t, named("b"))
+	listen := envoytest.FreeAddr(t)
+	p := newPlace(t, twoPools(listen, 100, 0, a.Addr(), b.Addr(), ""))
+	process := p.serve(t)
+	_, at := p.sidecar(t)
+	load := startLoad(t, 100, at)
+	envoytest.Eventually(t, "traffic on a", func() bool { return a.Count() > 20 })
+
+	p.write(t, "", twoPools(listen, 0, 0, a.Addr(), b.Addr(), ""))
+	envoytest.Eventually(t, "the fault in the log", func() bool { return strings.Contains(process.out.String(), "config not taken") })
+	p.write(t, "", twoPools(listen, 0, 100, a.Addr(), b.Addr(), ""))
+	envoytest.Eventually(t, "traffic on b", func() bool { return b.Count() > 20 })
+
+	// Endpoints come and go under load.
+	c := envoytest.NewUpstream(t, named("c"))
+	withC := strings.Replace(twoPools(listen, 0, 100, a.Addr(), b.Addr(), ""),
+		fmt.Sprintf("      - { name: b-1, address: %s }\n", b.Addr()),
+		fmt.Sprintf("      - { name: b-1, address: %s }\n      - { name: b-2, address: %s }\n", b.Addr(), c.Addr()), 1)
+	p.write(t, "", withC)
+	envoytest.Eventually(t, "traffic on the added endpoint", func() bool { return c.Count() > 20 })
+	p.write(t, "", twoPools(listen, 0, 100, a.Addr(), b.Addr(), ""))
+	envoytest.Eventually(t, "no traffic on the removed endpoint", func() bool {
+		before, b0 := c.Count(), b.Count()
+		envoytest.Eventually(t, "more on b", func() bool { return b.Count() > b0+20 })
+		return c.Count() == before
+	})
+	load.mustNotFail(t)
+}
+
+// TestAnswersCarryTheContract checks what stands on every answer, with ext_proc
+// alive and dead, and that reserved headers never reach an upstream.
+func TestAnswersCarryTheContract(t *testing.T) {
+	a, b := envoytest.NewUpstream(t, named("a")), envoytest.NewUpstream(t, named("b"))
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 50, 50, a.Addr(), b.Addr(), ""))
+	process := p.serve(t)
+	_, listen := p.sidecar(t)
+
+	spoofed := []string{
+		"x-fairlead-decision", "spoof", "X-Fairlead-Draw", "77", "x-gateway-destination-endpoint", "203.0.113.1:1",
+		"x-fairlead-anything", "spoof",
+	}
+	check := func(what, strategy string, header http.Header) {
+		t.Helper()
+		if got := header.Values("X-Route-Strategy"); len(got) != 1 || got[0] != strategy {
+			t.Errorf("%s: x-route-strategy %q, want one %q", what, got, strategy)
+		}
+		if got := header.Values("X-Request-Id"); len(got) != 1 || got[0] == "" {
+			t.Errorf("%s: x-request-id %q", what, got)
+		}
+		for _, u := range []*envoytest.Upstream{a, b} {
+			for _, r := range u.Requests() {
+				for name, values := range r.Header {
+					if strings.Contains(strings.Join(values, ","), "spoof") || strings.Contains(strings.Join(values, ","), "203.0.113.1") ||
+						strings.EqualFold(name, "x-fairlead-draw") || strings.EqualFold(name, "x-fairlead-anything") {
+						t.Errorf("%s: upstream got %s: %q", what, name, values)
+					}
+				}
+			}
+			u.Forget()
+		}
+	}
+	envoytest.Eventually(t, "ext_proc to take part", func() bool {
+		_, header, _ := chat(t, listen)
+		return header.Get("X-Route-Strategy") == "dynamic"
+	})
+	_, header, _ := chat(t, listen, spoofed...)
+	check("alive", "dynamic", header)
+	if header.Get("X-Fairlead-Decision") == "" || header.Get("X-Execution-Graph-Id") == "" {
+		t.Errorf("alive: decision %q, graph %q", header.Get("X-Fairlead-Decision"), header.Get("X-Execution-Graph-Id"))
+	}
+	_, header, _ = chat(t, listen, "x-route-strategy", "legacy")
+	check("legacy asked for", "legacy", header)
+	_, header, _ = chat(t, listen, "x-route-strategy", "quantum")
+	check("unknown strategy", "legacy", header)
+
+	process.kill()
+	status, header, _ := chat(t, listen, spoofed...)
+	if status != http.StatusOK {
+		t.Errorf("dead: status %d", status)
+	}
+	check("dead", "legacy", header)
+}
+
+// TestStreamsPassUntouched sends each event of a stream only after the one
+// before has been received, and compares every byte.
+func TestStreamsPassUntouched(t *testing.T) {
+	events := make(chan string)
+	a := envoytest.NewUpstream(t, envoytest.SSE(events))
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), ""))
+	p.serve(t)
+	_, listen := p.sidecar(t)
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+listen+"/v1/chat/completions", strings.NewReader(`{"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body := bufio.NewReader(response.Body)
+	for i := range 20 {
+		want := fmt.Sprintf("event: e%d\ndata: {\"i\":%d,\"text\":\"%s\"}\n\n", i, i, strings.Repeat("é\\n", i*40))
+		select {
+		case events <- want:
+		case <-ctx.Done():
+			t.Fatal("upstream takes no event")
+		}
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(body, got); err != nil {
+			t.Fatalf("event %d: %v", i, err)
+		}
+		if string(got) != want {
+			t.Fatalf("event %d: got %q, want %q", i, got, want)
+		}
+	}
+	close(events)
+	if rest, err := io.ReadAll(body); err != nil || len(rest) != 0 {
+		t.Errorf("after the last event: %q, %v", rest, err)
+	}
+}
+
+// TestOddRequestsPass sends what a proxy can trip over.
+func TestOddRequestsPass(t *testing.T) {
+	a := envoytest.NewUpstream(t, envoytest.Echo())
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), ""))
+	p.serve(t)
+	_, listen := p.sidecar(t)
+
+	big := `{"model":"m","prompt":"` + strings.Repeat("x", 1<<20) + `"}`
+	if status, _, _, err := tryPost("http://"+listen+"/v1/chat/completions", big); err != nil || status != http.StatusOK {
+		t.Errorf("1 MiB body: status %d, %v", status, err)
+	}
+	sum := sha256.Sum256([]byte(big))
+	if last := a.Last(); last.BodySHA256 != hex.EncodeToString(sum[:]) {
+		t.Errorf("1 MiB body changed on its way: %d bytes arrived", last.BodyLen)
+	}
+	for _, method := range []string{http.MethodHead, http.MethodOptions, http.MethodGet} {
+		request, err := http.NewRequest(method, "http://"+listen+"/v1/models", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close()
+		if response.StatusCode != http.StatusOK || a.Last().Method != method {
+			t.Errorf("%s: status %d, upstream saw %s", method, response.StatusCode, a.Last().Method)
+		}
+	}
+}
+
+// TestFaultyConfigIsListedWithLines runs the command as an operator does.
+func TestFaultyConfigIsListedWithLines(t *testing.T) {
+	dir := t.TempDir()
+	file := dir + "/bad.yaml"
+	if err := os.WriteFile(file, []byte("apiVersion: fairlead/v1alpha1\nkind: Fairlead\npools:\n  - name: A_b\n    maxInFlight: many\n    colour: red\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, code := tryFairlead(t, dir, "validate", "-f", file)
+	if code != 2 {
+		t.Errorf("exit %d, want 2", code)
+	}
+	for _, want := range []string{"bad.yaml:4:", "bad.yaml:5:", "bad.yaml:6:", "maxInFlight", "colour"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("output lacks %q:\n%s", want, out)
+		}
+	}
+}
+
+// TestPortInUseIsNamed starts serve twice.
+func TestPortInUseIsNamed(t *testing.T) {
+	a := envoytest.NewUpstream(t, nil)
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), ""))
+	p.serve(t)
+	out, code := tryFairlead(t, p.dir, "serve", "-f", p.file)
+	if code == 0 || !strings.Contains(out, p.config.Serve.XDS.Path) || !strings.Contains(out, "in use") {
+		t.Errorf("exit %d, output:\n%s", code, out)
+	}
+}

@@ -1,0 +1,94 @@
+package demo
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/load"
+)
+
+// bucket collects the answers of one endpoint, or of all.
+type bucket struct {
+	sent, done, errors, throttled int
+	firstToken                    []time.Duration
+}
+
+func (b *bucket) add(r load.Result) {
+	b.done++
+	switch {
+	case r.Status == 429:
+		b.throttled++
+	case r.Failed():
+		b.errors++
+	case r.Stream:
+		b.firstToken = append(b.firstToken, r.FirstToken)
+	}
+}
+
+// recorder takes results from many goroutines and gives them out per second
+// and for the whole run.
+type recorder struct {
+	mu    sync.Mutex
+	now   map[string]*bucket
+	total bucket
+	// slow counts answers of the whole run whose first token took over
+	// slowLimit.
+	slow int
+	// from leaves out of the total what arrived before it (warm-up).
+	from time.Duration
+	// closed leaves out what comes now: requests cut off by the end.
+	closed bool
+}
+
+// slowLimit is the latency target of the demo's summary: first token within 2 s.
+const slowLimit = 2 * time.Second
+
+func newRecorder(from time.Duration) *recorder {
+	return &recorder{now: map[string]*bucket{}, from: from}
+}
+
+// close ends the recording.
+func (r *recorder) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+}
+
+func (r *recorder) add(result load.Result) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	b := r.now[result.ServedBy]
+	if b == nil {
+		b = &bucket{}
+		r.now[result.ServedBy] = b
+	}
+	b.add(result)
+	if result.At < r.from {
+		return
+	}
+	r.total.add(result)
+	if result.Stream && !result.Failed() && result.Status != 429 && result.FirstToken > slowLimit {
+		r.slow++
+	}
+}
+
+// take returns what came in since the last call, by server name; "" holds
+// answers that no server gave.
+func (r *recorder) take() map[string]*bucket {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.now
+	r.now = map[string]*bucket{}
+	return out
+}
+
+// quantile returns the q-quantile of unsorted values, or 0.
+func quantile(values []time.Duration, q float64) time.Duration {
+	sorted := slices.Clone(values)
+	slices.Sort(sorted)
+	return load.Quantile(sorted, q)
+}

@@ -1,0 +1,220 @@
+package serve
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/attribute"
+	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/metric"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+)
+
+// decisionBuckets are seconds: a decision takes microseconds, and what takes
+// longer than Envoy's message timeout of 200 ms is a fault.
+var decisionBuckets = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 0.2}
+
+// maxSeries bounds each family of labelled counters; what comes after that is
+// counted under "other". Labels are names from the config and enums, so the
+// bound is reached only by a config of that size.
+const maxSeries = 4096
+
+// requestKey labels a request; all values are config names or enums.
+type requestKey struct{ route, pool, strategy, reason string }
+
+// labels is a bounded family of counters that is cheap to add to from many
+// goroutines: one read lock and one atomic add.
+type labels[K comparable] struct {
+	mu    sync.RWMutex
+	byKey map[K]*atomic.Int64
+	other K
+}
+
+func newLabels[K comparable](other K) *labels[K] {
+	return &labels[K]{byKey: map[K]*atomic.Int64{other: {}}, other: other}
+}
+
+func (l *labels[K]) add(k K, n int64) {
+	l.mu.RLock()
+	c := l.byKey[k]
+	l.mu.RUnlock()
+	if c == nil {
+		c = l.grow(k)
+	}
+	c.Add(n)
+}
+
+func (l *labels[K]) grow(k K) *atomic.Int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.byKey[k]; c != nil {
+		return c
+	}
+	if len(l.byKey) >= maxSeries {
+		return l.byKey[l.other]
+	}
+	c := new(atomic.Int64)
+	l.byKey[k] = c
+	return c
+}
+
+func (l *labels[K]) each(f func(K, int64)) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for k, c := range l.byKey {
+		if n := c.Load(); n != 0 {
+			f(k, n)
+		}
+	}
+}
+
+// xdsKey labels what happened on the xDS streams.
+type xdsKey struct{ kind, typ string }
+
+// metrics are the process's OpenTelemetry instruments with their Prometheus
+// exporter.
+type metrics struct {
+	provider *sdkmetric.MeterProvider
+	handler  http.Handler
+	decision metric.Float64Histogram
+
+	requests  *labels[requestKey]
+	budgets   *labels[string]
+	xds       *labels[xdsKey]
+	accessLog *labels[string]
+	reloads   *labels[string]
+	scrapes   *labels[string]
+}
+
+// newMetrics builds the instruments; fleet gives the state that gauges show.
+func newMetrics(fleet func() admin.Fleet) (*metrics, error) {
+	registry := prometheus.NewRegistry()
+	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
+	if err != nil {
+		return nil, err
+	}
+	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
+	m := &metrics{
+		provider:  provider,
+		handler:   promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
+		requests:  newLabels(requestKey{"other", "other", "other", "other"}),
+		budgets:   newLabels("other"),
+		xds:       newLabels(xdsKey{"other", "other"}),
+		accessLog: newLabels("other"),
+		reloads:   newLabels("other"),
+		scrapes:   newLabels("other"),
+	}
+	meter := provider.Meter("github.com/fairlead-proxy/fairlead")
+	m.decision, err = meter.Float64Histogram("fairlead.decision", metric.WithUnit("s"),
+		metric.WithDescription("Time from a request's headers message to its answer."),
+		metric.WithExplicitBucketBoundaries(decisionBuckets...))
+	if err != nil {
+		return nil, err
+	}
+	if err := m.observeCounters(meter); err != nil {
+		return nil, err
+	}
+	return m, observeFleet(meter, fleet)
+}
+
+func (m *metrics) observeCounters(meter metric.Meter) error {
+	counter := func(name, description string, observe func(metric.Int64Observer)) error {
+		_, err := meter.Int64ObservableCounter(name, metric.WithDescription(description),
+			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+				observe(o)
+				return nil
+			}))
+		return err
+	}
+	single := func(family *labels[string], label string) func(metric.Int64Observer) {
+		return func(o metric.Int64Observer) {
+			family.each(func(k string, n int64) { o.Observe(n, metric.WithAttributes(attribute.String(label, k))) })
+		}
+	}
+	for _, c := range []struct {
+		name, description string
+		observe           func(metric.Int64Observer)
+	}{
+		{"fairlead.requests", "Requests seen by ext_proc, by what was decided and why.", func(o metric.Int64Observer) {
+			m.requests.each(func(k requestKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("route", k.route), attribute.String("pool", k.pool),
+					attribute.String("strategy", k.strategy), attribute.String("reason", k.reason)))
+			})
+		}},
+		{"fairlead.budgets", "Requests by where their output budget came from.", single(m.budgets, "source")},
+		{"fairlead.xds.events", "Pushes, ACKs, NACKs and what else happened on xDS streams.", func(o metric.Int64Observer) {
+			m.xds.each(func(k xdsKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("event", k.kind), attribute.String("type", k.typ)))
+			})
+		}},
+		{"fairlead.accesslog.entries", "Access-log entries received, by kind; gaps and refused entries too.", single(m.accessLog, "kind")},
+		{"fairlead.config.reloads", "Changes of the config file, by result.", single(m.reloads, "result")},
+		{"fairlead.telemetry.readings", "Telemetry readings, by source and result.", single(m.scrapes, "result")},
+	} {
+		if err := counter(c.name, c.description, c.observe); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// observeFleet exports risk, state, weight, in-flight and telemetry age of
+// every endpoint, and the age of the plan in ticks.
+func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
+	gauge := func(name, unit, description string) (metric.Float64ObservableGauge, error) {
+		return meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
+	}
+	risk, err := gauge("fairlead.endpoint.risk", "1", "Risk of the endpoint, 0 to 1.")
+	if err != nil {
+		return err
+	}
+	weight, err := gauge("fairlead.endpoint.share", "1", "Part of the pool's new requests that the plan sends to the endpoint, 0 to 1.")
+	if err != nil {
+		return err
+	}
+	inFlight, err := gauge("fairlead.endpoint.in_flight", "{request}", "Attempts running on the endpoint.")
+	if err != nil {
+		return err
+	}
+	age, err := gauge("fairlead.telemetry.age", "s", "Age of the newest telemetry that still changed.")
+	if err != nil {
+		return err
+	}
+	state, err := gauge("fairlead.endpoint.state", "1", "1 for the state that the endpoint is in.")
+	if err != nil {
+		return err
+	}
+	plan, err := gauge("fairlead.plan.age", "s", "Time since the plan in force was compiled.")
+	if err != nil {
+		return err
+	}
+	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		f := fleet()
+		if f.Plan != "" {
+			o.ObserveFloat64(plan, f.PlanAge().Seconds())
+		}
+		for _, p := range f.Pools {
+			for _, e := range p.Endpoints {
+				at := metric.WithAttributes(attribute.String("pool", p.Name), attribute.String("endpoint", e.Name))
+				if e.Known {
+					o.ObserveFloat64(risk, e.Risk, at)
+				}
+				o.ObserveFloat64(weight, e.Share, at)
+				o.ObserveFloat64(inFlight, float64(e.InFlight), at)
+				if e.TelemetryAge >= 0 {
+					o.ObserveFloat64(age, e.TelemetryAge, at)
+				}
+				o.ObserveFloat64(state, 1, metric.WithAttributes(attribute.String("pool", p.Name),
+					attribute.String("endpoint", e.Name), attribute.String("state", e.State)))
+			}
+		}
+		return nil
+	}, risk, weight, inFlight, age, state, plan)
+	return err
+}

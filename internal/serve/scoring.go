@@ -1,0 +1,241 @@
+package serve
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
+	"github.com/fairlead-proxy/fairlead/scorer"
+	"github.com/fairlead-proxy/fairlead/telemetry"
+)
+
+// modelByName returns a risk model.
+func modelByName(name string) (scorer.Model, error) {
+	if name == "" || name == "formula" {
+		return scorer.Formula(scorer.FormulaOptions{}), nil
+	}
+	return nil, fmt.Errorf("scorer %q; accepted: formula", name)
+}
+
+// maxReadings bounds what waits for the next tick; 1,000 endpoints deliver one
+// reading each per tick. Beyond it the oldest is dropped: the newest counts.
+const maxReadings = 16_384
+
+// scoring owns what is known of every endpoint. Readings and outcomes come in
+// from other goroutines; step, called by the tick loop alone, turns them into
+// the inputs of a plan.
+type scoring struct {
+	model  scorer.Model
+	judge  *scorer.Judge
+	ledger *accesslog.Ledger
+
+	mu        sync.Mutex
+	config    *fleet.Config
+	readings  []telemetry.Reading
+	endpoints map[fleet.EndpointKey]*tracker
+	ticks     uint64
+}
+
+// tracker is what is known of one endpoint.
+type tracker struct {
+	window telemetry.Window
+	ends   ends
+}
+
+func newScoring(cfg *fleet.Config, model scorer.Model, ledger *accesslog.Ledger) *scoring {
+	s := &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger}
+	s.reconfigure(cfg)
+	return s
+}
+
+// reconfigure follows a new config: endpoints that stay keep their history.
+func (s *scoring) reconfigure(cfg *fleet.Config) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := map[fleet.EndpointKey]*tracker{}
+	for _, p := range cfg.Pools {
+		for _, e := range p.Endpoints {
+			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
+			if next[key] = s.endpoints[key]; next[key] == nil {
+				next[key] = &tracker{}
+			}
+		}
+	}
+	s.config, s.endpoints = cfg, next
+}
+
+// read takes one reading; it never blocks for long.
+func (s *scoring) read(r telemetry.Reading) {
+	if r.Err != nil {
+		return // its absence ages the endpoint
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.readings) >= maxReadings {
+		s.readings = s.readings[1:]
+	}
+	s.readings = append(s.readings, r)
+}
+
+// outcome takes what Envoy logged of an attempt that ended.
+func (s *scoring) outcome(o fleet.Outcome) {
+	if o.Kind != fleet.AttemptEnded || !o.Endpoint.Address.IsValid() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.endpoints[o.Endpoint]; t != nil {
+		t.ends.add(o)
+	}
+}
+
+// step scores every endpoint at now and returns the inputs of the next plan
+// with what people see of them.
+func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ticks++
+	for _, r := range s.readings {
+		if t := s.endpoints[r.Endpoint]; t != nil {
+			t.window.Add(r.Sample)
+		}
+	}
+	clear(s.readings)
+	s.readings = s.readings[:0]
+
+	verdicts := s.judge.Step(now, s.views())
+	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config)}
+	shown := admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name()}
+	for i := range s.config.Pools {
+		p := &s.config.Pools[i]
+		input, pool := s.pool(now, p, verdicts[:len(p.Endpoints)])
+		verdicts = verdicts[len(p.Endpoints):]
+		inputs.Pools = append(inputs.Pools, input)
+		shown.Pools = append(shown.Pools, pool)
+	}
+	for _, t := range s.endpoints {
+		t.ends.tick()
+	}
+	return inputs, shown
+}
+
+// views are the judge's inputs, pools and endpoints in the config's order.
+func (s *scoring) views() []scorer.PoolView {
+	out := make([]scorer.PoolView, 0, len(s.config.Pools))
+	for _, p := range s.config.Pools {
+		view := scorer.PoolView{Name: p.Name, MaxInFlight: p.MaxInFlight, Endpoints: make([]scorer.EndpointView, 0, len(p.Endpoints))}
+		for _, e := range p.Endpoints {
+			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
+			t := s.endpoints[key]
+			v := scorer.EndpointView{Address: e.Address, Capacity: e.Capacity, Own: t.ends.own()}
+			v.Own.InFlight = s.ledger.InFlight(s.ledger.Slot(key))
+			if p.Telemetry.Source != fleet.TelemetryNone {
+				v.Window = &t.window
+			}
+			view.Endpoints = append(view.Endpoints, v)
+		}
+		out = append(out, view)
+	}
+	return out
+}
+
+func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) (plan.PoolInput, admin.Pool) {
+	input := plan.PoolInput{Name: p.Name, Tier: p.Tier}
+	shown := admin.Pool{Name: p.Name, Tier: p.Tier}
+	total := 0.0
+	for _, v := range verdicts {
+		total += v.Weight
+	}
+	for i, e := range p.Endpoints {
+		v := verdicts[i]
+		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
+		slot := s.ledger.Slot(key)
+		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
+			Address: e.Address, Slot: slot, Weight: v.Weight, MaxInFlight: int32(p.MaxInFlight),
+			KVFree: v.KVFree, Risk: v.Risk, State: v.State,
+		})
+		row := admin.Endpoint{
+			Name: e.Name, Address: e.Address.String(), Risk: float64(v.Risk), Known: !v.Stale && p.Telemetry.Source != fleet.TelemetryNone, State: v.State.String(),
+			Why: v.Reason.String(), Weight: v.Weight, InFlight: s.ledger.InFlight(slot), TelemetryAge: -1,
+		}
+		if total > 0 {
+			row.Share = v.Weight / total
+		}
+		if latest, ok := s.endpoints[key].window.Latest(); ok {
+			row.TelemetryAge = s.endpoints[key].window.Age(now).Seconds()
+			row.KVUsage, row.Running, row.Waiting = latest.KVUsage, latest.Running, latest.Waiting
+		}
+		shown.Endpoints = append(shown.Endpoints, row)
+	}
+	return input, shown
+}
+
+func routeInputs(cfg *fleet.Config) []plan.RouteInput {
+	out := make([]plan.RouteInput, 0, len(cfg.Routes))
+	for _, r := range cfg.Routes {
+		in := plan.RouteInput{
+			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy,
+			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
+			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()), Fallback: r.Fallback,
+		}
+		for _, arm := range r.Split {
+			in.Split = append(in.Split, arm.Pool)
+		}
+		out = append(out, in)
+	}
+	return out
+}
+
+// errorTicks is how many ticks errors are counted for: 5 s.
+const errorTicks = 25
+
+// ends counts how attempts on one endpoint ended.
+type ends struct {
+	errors    [errorTicks]int // ring, one slot per tick
+	at        int
+	oom       int
+	connect   int
+	successes uint64
+}
+
+// add counts one attempt. A 500 is how vLLM and SGLang report an engine that
+// ran out of memory; Envoy's log has the status and not the text, so any 500
+// counts towards the streak, and anything else but a failed connection ends it.
+func (e *ends) add(o fleet.Outcome) {
+	switch o.Cause {
+	case fleet.CauseOK, fleet.CauseClientError, fleet.CauseThrottled:
+		e.oom, e.connect = 0, 0
+		e.successes++
+		return
+	case fleet.CauseConnectFailed, fleet.CauseReset:
+		e.connect++
+	case fleet.CauseServerError:
+		e.connect = 0
+		if o.Code == 500 {
+			e.oom++
+		} else {
+			e.oom = 0
+		}
+	case fleet.CauseTimeout:
+	default:
+		return // the caller's or our own doing
+	}
+	e.errors[e.at]++
+}
+
+func (e *ends) tick() {
+	e.at = (e.at + 1) % errorTicks
+	e.errors[e.at] = 0
+}
+
+func (e *ends) own() scorer.Own {
+	sum := 0
+	for _, n := range e.errors {
+		sum += n
+	}
+	return scorer.Own{Errors5s: sum, OOMStreak: e.oom, ConnectStreak: e.connect, Successes: e.successes}
+}

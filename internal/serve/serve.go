@@ -1,0 +1,385 @@
+// Package serve wires the parts of `fairlead serve` into one process: it
+// listens, starts the long-lived goroutines and ends them in order. It decides
+// nothing itself; `cmd/fairlead`, the demo and the integration tests run it.
+//
+// Goroutines, all started by [Server.Run] and ended before it returns: the tick
+// loop (owner of all scoring state), one publisher per group (xds), the
+// scraper, three gRPC servers, the ext_proc watchdog, the admin HTTP server and
+// the config watcher.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/envoy"
+	"github.com/fairlead-proxy/fairlead/extproc"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
+	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
+	"github.com/fairlead-proxy/fairlead/xds"
+)
+
+// Options configure one process of serve.
+type Options struct {
+	Config *fleet.Config
+	// ConfigPath, if set, is watched: a good change is published, a faulty one
+	// changes nothing and is reported.
+	ConfigPath string
+	// Scorer names the risk model: "formula".
+	Scorer string
+	Log    *slog.Logger
+	// OnOutcome, if set, also sees every outcome; it must not block.
+	OnOutcome func(fleet.Outcome)
+}
+
+// Server is one process of serve. Build it with [New], then [Server.Listen],
+// then [Server.Run].
+type Server struct {
+	log        *slog.Logger
+	configPath string
+	onOutcome  func(fleet.Outcome)
+
+	plan    atomic.Pointer[plan.Plan]
+	view    atomic.Pointer[admin.Fleet]
+	config  atomic.Pointer[fleet.Config]
+	ledger  *accesslog.Ledger
+	scoring *scoring
+	scraper *scrape.Scraper
+	publish *xds.Server
+	splits  *splits
+	extproc *extproc.Service
+	metrics *metrics
+	handler http.Handler
+
+	// reconfigure serialises config and split changes.
+	reconfigure sync.Mutex
+
+	listeners struct{ xds, extproc, accessLog, admin net.Listener }
+	servers   struct{ xds, extproc, accessLog *grpc.Server }
+	ready     atomic.Bool
+}
+
+// New builds a server. It starts nothing, but the first configuration is in
+// the xDS caches when it returns, so that no sidecar ever sees an empty world.
+func New(o Options) (*Server, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	model, err := modelByName(o.Scorer)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{log: o.Log, configPath: o.ConfigPath, onOutcome: o.OnOutcome}
+	s.config.Store(o.Config)
+	s.view.Store(&admin.Fleet{Scorer: model.Name()})
+	s.ledger = accesslog.NewLedger(time.Now)
+	s.scoring = newScoring(o.Config, model, s.ledger)
+	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
+		return nil, err
+	}
+	if s.metrics, err = newMetrics(s.Fleet); err != nil {
+		return nil, err
+	}
+	s.publish = xds.New(xds.Options{Log: o.Log, Observe: func(e xds.Event) {
+		s.metrics.xds.add(xdsKey{string(e.Kind), typeName(e.TypeURL)}, 1)
+	}})
+	if err := s.submit(o.Config); err != nil {
+		return nil, err
+	}
+	s.scraper = scrape.New(scrape.Targets(o.Config.Pools), scrape.Options{})
+	if err := s.buildServices(o.Config); err != nil {
+		return nil, err
+	}
+	s.step(time.Now())
+	return s, nil
+}
+
+// buildServices builds the gRPC servers and the admin handler.
+func (s *Server) buildServices(cfg *fleet.Config) error {
+	ids, err := extproc.NewIDs(cfg.Serve.Shard, time.Now)
+	if err != nil {
+		return err
+	}
+	s.extproc = extproc.New(extproc.Options{
+		Plan:    s.plan.Load,
+		Live:    s.ledger,
+		Ledger:  s.ledger,
+		IDs:     ids,
+		Trusted: s.trusted,
+		Observe: s.observeRequest,
+		Log:     s.log,
+	})
+	s.servers.extproc = grpc.NewServer(append(extproc.ServerOptions(), keepalives()...)...)
+	s.extproc.Register(s.servers.extproc)
+
+	receiver := accesslog.New(accesslog.Options{
+		Sink:     s.outcome,
+		NodeGone: s.ledger.NodeGone,
+		Observe:  func(e accesslog.Event) { s.metrics.accessLog.add(e.Kind.String(), int64(max(e.N, 1))) },
+		Log:      s.log,
+	})
+	s.servers.accessLog = grpc.NewServer(append(accesslog.ServerOptions(), keepalives()...)...)
+	receiver.Register(s.servers.accessLog)
+
+	s.servers.xds = grpc.NewServer(xds.ServerOptions()...)
+	s.publish.Register(s.servers.xds)
+
+	s.handler = admin.Handler(admin.Options{
+		Listen:     cfg.Serve.Admin.Target(),
+		Metrics:    s.metrics.handler,
+		Ready:      s.readiness,
+		Proxies:    s.Proxies,
+		Fleet:      s.Fleet,
+		Splits:     s.Splits,
+		SetSplit:   s.SetSplit,
+		ClearSplit: s.ClearSplit,
+		Log:        s.log,
+	})
+	return nil
+}
+
+// keepalives keep thousands of long-lived streams from holding dead peers:
+// a sidecar that vanished without a word is noticed within a minute.
+func keepalives() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 15 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	}
+}
+
+// Listen binds all addresses. A port in use is an error that names the address
+// and what it was for; what was bound before it is closed again.
+func (s *Server) Listen() (err error) {
+	cfg := s.config.Load()
+	defer func() {
+		if err != nil {
+			s.closeListeners()
+		}
+	}()
+	for _, l := range []struct {
+		what    string
+		address fleet.Address
+		to      *net.Listener
+	}{
+		{"serve.xds", cfg.Serve.XDS, &s.listeners.xds},
+		{"serve.extproc", cfg.Serve.ExtProc, &s.listeners.extproc},
+		{"serve.accessLog", cfg.Serve.AccessLog, &s.listeners.accessLog},
+		{"serve.admin", cfg.Serve.Admin, &s.listeners.admin},
+	} {
+		if *l.to, err = listen(l.what, l.address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Server) closeListeners() {
+	for _, l := range []net.Listener{s.listeners.xds, s.listeners.extproc, s.listeners.accessLog, s.listeners.admin} {
+		if l != nil {
+			_ = l.Close()
+		}
+	}
+}
+
+// listen binds one address. A Unix socket left behind by a dead process is
+// removed; one that somebody answers on is not.
+func listen(what string, a fleet.Address) (net.Listener, error) {
+	if a.Network() == "unix" {
+		if err := clearSocket(a.Path); err != nil {
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	l, err := net.Listen(a.Network(), a.Target())
+	if err != nil {
+		return nil, fmt.Errorf("%s: listen on %s: %w", what, a, err)
+	}
+	if a.Network() == "unix" {
+		if err := os.Chmod(a.Path, 0o600); err != nil {
+			_ = l.Close()
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	return l, nil
+}
+
+func clearSocket(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return os.MkdirAll(filepath.Dir(path), 0o700)
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("listen on unix:%s: there is a file that is no socket", path)
+	}
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		_ = c.Close()
+		return fmt.Errorf("listen on unix:%s: address already in use: another process answers there", path)
+	}
+	return os.Remove(path)
+}
+
+// Run serves until ctx ends or a part fails, then ends in order: not ready,
+// ext_proc answers NOT_SERVING so that sidecars stop asking, running streams
+// finish, logs are taken to the end, and only then xDS goes away.
+func (s *Server) Run(ctx context.Context) error {
+	stopped, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, running := errgroup.WithContext(stopped)
+	serveGRPC := func(what string, g *grpc.Server, l net.Listener) {
+		group.Go(func() error {
+			if err := g.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				return fmt.Errorf("serve %s: %w", what, err)
+			}
+			return nil
+		})
+	}
+	serveGRPC("xds", s.servers.xds, s.listeners.xds)
+	serveGRPC("extproc", s.servers.extproc, s.listeners.extproc)
+	serveGRPC("access log", s.servers.accessLog, s.listeners.accessLog)
+	http1 := &http.Server{Handler: s.handler, ReadHeaderTimeout: 5 * time.Second}
+	group.Go(func() error {
+		if err := http1.Serve(s.listeners.admin); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve admin: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error { return s.publish.Run(running) })
+	group.Go(func() error { return s.extproc.Run(running) })
+	group.Go(func() error { return s.scraper.Run(running, s.scoring.read) })
+	group.Go(func() error { return s.tick(running) })
+	if s.configPath != "" {
+		group.Go(func() error { return watchFile(running, s.configPath, s.reload) })
+	}
+	s.extproc.SetServing(true)
+	s.ready.Store(true)
+	s.log.Info("serving", "xds", s.listeners.xds.Addr().String(), "extproc", s.listeners.extproc.Addr().String(),
+		"access_log", s.listeners.accessLog.Addr().String(), "admin", s.listeners.admin.Addr().String())
+
+	select {
+	case <-ctx.Done():
+	case <-running.Done(): // a part failed
+	}
+	s.shutdown(http1)
+	stop()
+	err := group.Wait()
+	return errors.Join(err, s.metrics.provider.Shutdown(context.WithoutCancel(ctx)))
+}
+
+// grace bounds each step of the shutdown.
+const grace = 2 * time.Second
+
+func (s *Server) shutdown(http1 *http.Server) {
+	s.ready.Store(false)
+	s.extproc.SetServing(false)
+	gracefully(s.servers.extproc)
+	gracefully(s.servers.accessLog)
+	gracefully(s.servers.xds)
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if err := http1.Shutdown(ctx); err != nil {
+		_ = http1.Close()
+	}
+}
+
+// gracefully lets running calls end, but not longer than grace: access-log and
+// xDS streams never end by themselves.
+func gracefully(g *grpc.Server) {
+	done := make(chan struct{})
+	go func() {
+		g.GracefulStop()
+		close(done)
+	}()
+	timer := time.NewTimer(grace / 4)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		g.Stop()
+		<-done
+	}
+}
+
+// interval is the length of a tick: design budget and DCGM's useful minimum.
+const interval = 200 * time.Millisecond
+
+func (s *Server) tick(ctx context.Context) error {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-ticker.C:
+			s.step(now)
+		}
+	}
+}
+
+// step runs one tick: expire leases, score, compile, swap.
+func (s *Server) step(now time.Time) {
+	s.ledger.Expire(now)
+	inputs, view := s.scoring.step(now)
+	p, err := plan.Compile(inputs)
+	if err != nil {
+		// Impossible for inputs made from a valid config; the last plan stays.
+		s.log.Error("plan not compiled; the last one stays in force", "error", err)
+		return
+	}
+	s.plan.Store(p)
+	view.Plan, view.Compiled = p.Digest(), now
+	s.view.Store(&view)
+}
+
+// readiness says why the process should get no traffic yet.
+func (s *Server) readiness() error {
+	switch {
+	case !s.ready.Load():
+		return errors.New("starting or stopping")
+	case s.plan.Load() == nil:
+		return errors.New("no plan yet")
+	}
+	return nil
+}
+
+// outcome takes what Envoy logged to the ledger, the scoring and whoever else
+// asked.
+func (s *Server) outcome(o fleet.Outcome) {
+	s.ledger.Apply(o)
+	s.scoring.outcome(o)
+	if s.onOutcome != nil {
+		s.onOutcome(o)
+	}
+}
+
+func (s *Server) observeRequest(e extproc.Event) {
+	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Reason.String()}, 1)
+	s.metrics.budgets.add(e.BudgetSource.String(), 1)
+	s.metrics.decision.Record(context.Background(), e.Took.Seconds())
+}
+
+// submit publishes a configuration with the weights set by hand.
+func (s *Server) submit(cfg *fleet.Config) error {
+	return s.publish.Submit(xds.Target{Config: cfg, Runtime: envoy.Runtime{
+		ExtProc:   cfg.Serve.ExtProc,
+		AccessLog: cfg.Serve.AccessLog,
+		Splits:    s.splits.effective(cfg),
+	}})
+}
