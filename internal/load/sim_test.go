@@ -34,7 +34,7 @@ func TestSimulatedServersCountTheSameTokens(t *testing.T) {
 
 	var prompts, outputs uint64
 	for seed, dialect := range []fleet.Dialect{fleet.DialectOpenAI, fleet.DialectAnthropic} {
-		arrivals := Schedule(uint64(seed), 200, 200*time.Millisecond, Poisson, AzureConversation(), 0.5)
+		arrivals := Schedule(uint64(seed), 200, 100*time.Millisecond, Poisson, AzureConversation(), 0.5)
 		for i := range arrivals {
 			arrivals[i].Output = 1 + arrivals[i].Output/8
 			prompts += uint64(arrivals[i].Prompt)
