@@ -79,9 +79,6 @@ func jsonFormat(body *structpb.Struct) *corev3.SubstitutionFormatString {
 	return &corev3.SubstitutionFormatString{
 		Format:      &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: body},
 		ContentType: "application/json",
-		JsonFormatOptions: &corev3.JsonFormatOptions{
-			SortProperties: true,
-		},
 	}
 }
 

@@ -66,6 +66,10 @@ func static(r envoy.Resources, l *listenerv3.Listener) (*bootstrapv3.Bootstrap, 
 		Admin: &bootstrapv3.Admin{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{
 			SocketAddress: &corev3.SocketAddress{Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{}},
 		}}},
+		LayeredRuntime: &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{{
+			Name:           "admin",
+			LayerSpecifier: &bootstrapv3.RuntimeLayer_AdminLayer_{AdminLayer: &bootstrapv3.RuntimeLayer_AdminLayer{}},
+		}}},
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters: clusters, Listeners: []*listenerv3.Listener{l},
 		},
