@@ -436,6 +436,56 @@ func expectRefusal(t *testing.T, r answer, dialect fleet.Dialect) {
 	}
 }
 
+// TestExtProcMovesARequestToAnotherPool: Envoy always draws pool a; while a is
+// full, requests go to b, whose second server takes over from its first.
+func TestExtProcMovesARequestToAnotherPool(t *testing.T) {
+	release := make(chan struct{})
+	a := envoytest.NewUpstream(t, envoytest.Gate(release, envoytest.JSON(`{}`)))
+	b1, b2 := envoytest.NewUpstream(t, envoytest.Status(503, "busy")), envoytest.NewUpstream(t, envoytest.JSON(`"b2"`))
+	s := startSteered(t, shape{pools: map[string][]*envoytest.Upstream{"A": {a}, "B": {b1, b2}}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [chat] }
+pools:
+- { name: a, endpoints: $A, maxInFlight: 1 }
+- { name: b, endpoints: $B }
+routes:
+- { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, split: [ { pool: b, weight: 0 }, { pool: a, weight: 1 } ] }
+`})
+	s.compile(t, func(key fleet.EndpointKey) float64 {
+		if key.Address == b2.Addr() {
+			return 1e-9
+		}
+		return 1
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if r, err := s.try("POST", chatPath, strings.NewReader(`{}`), "content-type", "application/json"); err != nil || r.status != 200 {
+			t.Errorf("request in pool a: %d, %v", r.status, err)
+		}
+	})
+	a.WaitRequests(1)
+	r := s.postJSON(chatPath, `{}`)
+	if r.status != http.StatusOK || r.body != `"b2"` {
+		t.Errorf("moved request: %d %s", r.status, r.body)
+	}
+	expectHeader(t, r, "X-Route-Strategy", "dynamic")
+	id := r.header.Get("x-fairlead-decision")
+	first := s.outcome(t, id, func(o fleet.Outcome) bool { return o.Kind == fleet.AttemptEnded && o.Attempt == 1 })
+	last := s.outcome(t, id, ended)
+	if first.Endpoint != (fleet.EndpointKey{Pool: "b", Address: b1.Addr()}) || last.Endpoint != (fleet.EndpointKey{Pool: "b", Address: b2.Addr()}) {
+		t.Errorf("attempts on %v and %v; want b's servers", first.Endpoint, last.Endpoint)
+	}
+	if e := s.lastEvent(); !e.Moved || e.Pool != "b" || e.Reason != plan.ReasonSpill {
+		t.Errorf("event %+v", e)
+	}
+	close(release)
+	wg.Wait()
+	s.waitEmpty(t)
+	if r := s.postJSON(chatPath, `{}`); r.status != http.StatusOK || s.lastEvent().Moved {
+		t.Errorf("with room in a again: %d, %+v", r.status, s.lastEvent())
+	}
+}
+
 func TestExtProcDeadPassesRequestsAsLegacyAndRecovers(t *testing.T) {
 	a, b := envoytest.NewUpstream(t, nil), envoytest.NewUpstream(t, nil)
 	s := startSteered(t, steerShape(a, b, 256))
@@ -597,6 +647,7 @@ func TestInFlightReturnsToZeroAfterAKilledEnvoy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for the grace of a killed Envoy")
 	}
+	t.Parallel()
 	a, b := envoytest.NewUpstream(t, envoytest.Hang()), envoytest.NewUpstream(t, envoytest.Hang())
 	s := startSteered(t, steerShape(a, b, 256))
 	var wg sync.WaitGroup
@@ -633,6 +684,7 @@ func TestInFlightSurvivesRestarts(t *testing.T) {
 		t.Skip("waits for heartbeats")
 	}
 	events := make(chan string)
+	t.Parallel()
 	a, b := envoytest.NewUpstream(t, envoytest.SSE(events)), envoytest.NewUpstream(t, nil)
 	s := startSteered(t, steerShape(a, b, 256))
 	s.compile(t, only(a))

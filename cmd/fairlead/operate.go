@@ -125,7 +125,10 @@ func seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
 }
 
-const rolloutUsage = ` get|set|clear …
+// maxRolloutWords bounds ROUTE and its POOL=WEIGHT words.
+const maxRolloutWords = 64
+
+const rolloutUsage = ` (after the verb) …
 
   rollout get                          show the splits of all routes
   rollout set ROUTE POOL=WEIGHT…       set weights by hand; pools left out keep theirs
@@ -135,14 +138,14 @@ func runRollout(ctx context.Context, args []string, io stdio) error {
 	var r reader
 	flags := newFlags("rollout", rolloutUsage, "Weights set by hand are kept over a restart and end when the file's own split of that route changes.", io)
 	r.register(flags)
-	if err := parse(flags, args, 64); err != nil {
+	verb := "get"
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		verb, args = args[0], args[1:]
+	}
+	if err := parse(flags, args, maxRolloutWords); err != nil {
 		return err
 	}
-	rest := flags.Args()
-	if len(rest) == 0 {
-		rest = []string{"get"}
-	}
-	do, err := rolloutCall(rest)
+	do, err := rolloutCall(append([]string{verb}, flags.Args()...))
 	if err != nil {
 		return usageError{fmt.Errorf("fairlead rollout: %w", err)}
 	}

@@ -35,6 +35,7 @@ type scoring struct {
 
 	mu        sync.Mutex
 	config    *fleet.Config
+	byHand    map[string]fleet.Split // splits that differ from the config's
 	readings  []telemetry.Reading
 	endpoints map[fleet.EndpointKey]*tracker
 	ticks     uint64
@@ -46,14 +47,13 @@ type tracker struct {
 	ends   ends
 }
 
-func newScoring(cfg *fleet.Config, model scorer.Model, ledger *accesslog.Ledger) *scoring {
-	s := &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger}
-	s.reconfigure(cfg)
-	return s
+func newScoring(model scorer.Model, ledger *accesslog.Ledger) *scoring {
+	return &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger}
 }
 
-// reconfigure follows a new config: endpoints that stay keep their history.
-func (s *scoring) reconfigure(cfg *fleet.Config) {
+// reconfigure follows a new config or new splits: endpoints that stay keep
+// their history.
+func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next := map[fleet.EndpointKey]*tracker{}
@@ -65,7 +65,7 @@ func (s *scoring) reconfigure(cfg *fleet.Config) {
 			}
 		}
 	}
-	s.config, s.endpoints = cfg, next
+	s.config, s.byHand, s.endpoints = cfg, byHand, next
 }
 
 // read takes one reading; it never blocks for long.
@@ -108,7 +108,7 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 	s.readings = s.readings[:0]
 
 	verdicts := s.judge.Step(now, s.views())
-	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config)}
+	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config, s.byHand)}
 	shown := admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name()}
 	for i := range s.config.Pools {
 		p := &s.config.Pools[i]
@@ -174,17 +174,28 @@ func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) 
 	return input, shown
 }
 
-func routeInputs(cfg *fleet.Config) []plan.RouteInput {
+// routeInputs lays out every route's chain as the builders do: arms that are
+// drawn, then arms without weight, then the fallback.
+func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteInput {
 	out := make([]plan.RouteInput, 0, len(cfg.Routes))
 	for _, r := range cfg.Routes {
+		split := r.Split
+		if s, ok := byHand[r.Name]; ok {
+			split = s
+		}
 		in := plan.RouteInput{
 			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy,
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
-			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()), Fallback: r.Fallback,
+			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()),
 		}
-		for _, arm := range r.Split {
-			in.Split = append(in.Split, arm.Pool)
+		for _, arm := range split {
+			if arm.Weight > 0 {
+				in.Split = append(in.Split, arm.Pool)
+			} else {
+				in.Fallback = append(in.Fallback, arm.Pool)
+			}
 		}
+		in.Fallback = append(in.Fallback, r.Fallback...)
 		out = append(out, in)
 	}
 	return out

@@ -89,7 +89,7 @@ func New(o Options) (*Server, error) {
 	s.config.Store(o.Config)
 	s.view.Store(&admin.Fleet{Scorer: model.Name()})
 	s.ledger = accesslog.NewLedger(time.Now)
-	s.scoring = newScoring(o.Config, model, s.ledger)
+	s.scoring = newScoring(model, s.ledger)
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
 		return nil, err
 	}
@@ -375,11 +375,18 @@ func (s *Server) observeRequest(e extproc.Event) {
 	s.metrics.decision.Record(context.Background(), e.Took.Seconds())
 }
 
-// submit publishes a configuration with the weights set by hand.
+// submit publishes a configuration with the weights set by hand, and lets the
+// scoring follow it.
 func (s *Server) submit(cfg *fleet.Config) error {
-	return s.publish.Submit(xds.Target{Config: cfg, Runtime: envoy.Runtime{
+	byHand := s.splits.effective(cfg)
+	err := s.publish.Submit(xds.Target{Config: cfg, Runtime: envoy.Runtime{
 		ExtProc:   cfg.Serve.ExtProc,
 		AccessLog: cfg.Serve.AccessLog,
-		Splits:    s.splits.effective(cfg),
+		Splits:    byHand,
 	}})
+	if err != nil {
+		return err
+	}
+	s.scoring.reconfigure(cfg, byHand)
+	return nil
 }

@@ -171,7 +171,6 @@ func (s *Server) Reconfigure(cfg *fleet.Config) error {
 		return err
 	}
 	s.config.Store(cfg)
-	s.scoring.reconfigure(cfg)
 	s.scraper.SetTargets(scrape.Targets(cfg.Pools))
 	return nil
 }
