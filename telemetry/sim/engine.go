@@ -102,9 +102,6 @@ func newEngine(p Profile) *engine {
 // blocksFor is the number of KV blocks that hold n tokens.
 func blocksFor(n int) int { return (n + BlockTokens - 1) / BlockTokens }
 
-// fits reports whether a sequence of n tokens can ever be served.
-func (e *engine) fits(n int) bool { return n <= e.profile.MaxModelLen() }
-
 // submit queues a sequence.
 func (e *engine) submit(q *sequence, now time.Time) {
 	q.state, q.arrived = seqWaiting, now

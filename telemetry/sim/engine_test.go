@@ -268,18 +268,18 @@ func checkBlocks(t *rapid.T, e *engine) {
 // queue stays short at the first and grows at the second.
 func TestCapacityIsWhatAnEngineSustains(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	prompt, output := make([]int, 4000), make([]int, 4000)
+	prompt, output := make([]int, 2500), make([]int, 2500)
 	for i := range prompt {
 		prompt[i], output[i] = 50+rng.IntN(2000), 20+rng.IntN(400)
 	}
 	for _, name := range ProfileNames() {
-		for _, maxSeqs := range []int{8, 64, 256} {
+		for _, maxSeqs := range []int{8, 256} {
 			p := profile(t, name)
 			p.MaxSeqs = maxSeqs
 			rate := p.Capacity(prompt, output)
 			calm, crowded := queueAfter(p, 0.95*rate, prompt, output), queueAfter(p, 1.05*rate, prompt, output)
 			t.Logf("%s, batch %d: %.2f requests/s; %d waiting at 95 %%, %d at 105 %%", name, maxSeqs, rate, calm, crowded)
-			if calm > 40 || crowded < 100 {
+			if calm > 40 || crowded < 60 {
 				t.Errorf("%s, batch %d: capacity %.2f/s leaves %d waiting at 95 %% and %d at 105 %%", name, maxSeqs, rate, calm, crowded)
 			}
 		}

@@ -9,8 +9,7 @@ import (
 // faultState is what goes wrong with a server now and later. It is guarded by
 // the server's lock.
 type faultState struct {
-	running  bool // Run has begun: schedule holds times of day
-	begun    time.Time
+	running  bool    // Run has begun: schedule holds times of day
 	early    []Fault // injected before Run
 	schedule []faultEvent
 	active   [faultKinds]activeFault
