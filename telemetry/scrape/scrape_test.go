@@ -136,6 +136,26 @@ func TestPollsOnAFixedGridWithAPhasePerTarget(t *testing.T) {
 	})
 }
 
+// TestSlowTargetKeepsToTheGrid: an answer that takes longer than the interval
+// costs the rounds it covers and nothing more.
+func TestSlowTargetKeepsToTheGrid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := newServer(func(*http.Request) (*http.Response, error) {
+			time.Sleep(350 * time.Millisecond)
+			return ok("vllm:num_requests_running 1\n")
+		})
+		_, stop := collect(New([]Target{target(1)}, Options{Client: &http.Client{Transport: srv}}))
+		time.Sleep(5 * time.Second)
+		stop()
+		times := srv.times(target(1).EngineURL)
+		for k, at := range times {
+			if at.Sub(times[0]) != time.Duration(2*k)*interval {
+				t.Fatalf("scrape %d after %v, want every second round", k, at.Sub(times[0]))
+			}
+		}
+	})
+}
+
 func TestHangingTargetIsGivenUpAndBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(func(req *http.Request) (*http.Response, error) {
