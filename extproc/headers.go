@@ -217,7 +217,7 @@ func appendGoOn(b []byte, r *request, v *verdict) []byte {
 }
 
 // appendMetadata writes dynamic_metadata: what logs and answers show, the hosts
-// and, for a moved request, the groups.
+// and, where the hosts are not in step with the route's own groups, the groups.
 func appendMetadata(b []byte, v *verdict) []byte {
 	b, metadata := open(b, 8) // ProcessingResponse.dynamic_metadata
 	b, log := openStruct(b, wire.NamespaceLog)
@@ -231,7 +231,7 @@ func appendMetadata(b []byte, v *verdict) []byte {
 	b = shutStruct(b, log)
 	if v.decision.Action == plan.ActionSteer {
 		b = appendHosts(b, v)
-		if v.decision.Moved {
+		if v.decision.Regroup {
 			b = appendGroups(b, v)
 		}
 	}

@@ -159,6 +159,22 @@ func TestFullPoolMovesTheRequestAndNamesGroups(t *testing.T) {
 	}
 }
 
+func TestSkippedPoolNamesGroupsWithoutClearingTheRoute(t *testing.T) {
+	w := newWorld(t, func(in *plan.Inputs, _ *Options) {
+		in.Pools = append(in.Pools, plan.PoolInput{Name: "empty", Tier: "empty"})
+		in.Routes[0].Split = []string{"h100", "empty", "a100"}
+	})
+	r := w.ask(t, chat(nil))
+	if r.GetRequestHeaders().GetResponse().GetClearRouteCache() {
+		t.Error("route cache cleared though the first attempt stays in the drawn pool")
+	}
+	hosts := strings.Split(metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string), ",")
+	groups, _ := metadata(r, wire.NamespaceGroups)["priority_groups"].([]any)
+	if len(hosts) != 2 || len(groups) != 2 {
+		t.Errorf("hosts %v, groups %v; want the two pools that have servers", hosts, groups)
+	}
+}
+
 func TestFirstTokenLimitOnlyForStreamingRequests(t *testing.T) {
 	for _, row := range []struct {
 		name   string

@@ -437,26 +437,21 @@ func expectRefusal(t *testing.T, r answer, dialect fleet.Dialect) {
 }
 
 // TestExtProcMovesARequestToAnotherPool: Envoy always draws pool a; while a is
-// full, requests go to b, whose second server takes over from its first.
+// full, requests go to b, and where b fails to c.
 func TestExtProcMovesARequestToAnotherPool(t *testing.T) {
 	release := make(chan struct{})
 	a := envoytest.NewUpstream(t, envoytest.Gate(release, envoytest.JSON(`{}`)))
-	b1, b2 := envoytest.NewUpstream(t, envoytest.Status(503, "busy")), envoytest.NewUpstream(t, envoytest.JSON(`"b2"`))
-	s := startSteered(t, shape{pools: map[string][]*envoytest.Upstream{"A": {a}, "B": {b1, b2}}, text: shapeHead + `
+	b, c := envoytest.NewUpstream(t, envoytest.Status(503, "busy")), envoytest.NewUpstream(t, envoytest.JSON(`"c"`))
+	s := startSteered(t, shape{pools: map[string][]*envoytest.Upstream{"A": {a}, "B": {b}, "C": {c}}, text: shapeHead + `
 groups:
 - { name: edge, listener: { address: 127.0.0.1:1 }, routes: [chat] }
 pools:
 - { name: a, endpoints: $A, maxInFlight: 1 }
 - { name: b, endpoints: $B }
+- { name: c, endpoints: $C }
 routes:
-- { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, split: [ { pool: b, weight: 0 }, { pool: a, weight: 1 } ] }
+- { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, split: [ { pool: a, weight: 1 }, { pool: b, weight: 0 } ], fallback: [ { pool: c } ] }
 `})
-	s.compile(t, func(key fleet.EndpointKey) float64 {
-		if key.Address == b2.Addr() {
-			return 1e-9
-		}
-		return 1
-	})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if r, err := s.try("POST", chatPath, strings.NewReader(`{}`), "content-type", "application/json"); err != nil || r.status != 200 {
@@ -465,15 +460,15 @@ routes:
 	})
 	a.WaitRequests(1)
 	r := s.postJSON(chatPath, `{}`)
-	if r.status != http.StatusOK || r.body != `"b2"` {
+	if r.status != http.StatusOK || r.body != `"c"` {
 		t.Errorf("moved request: %d %s", r.status, r.body)
 	}
 	expectHeader(t, r, "X-Route-Strategy", "dynamic")
 	id := r.header.Get("x-fairlead-decision")
 	first := s.outcome(t, id, func(o fleet.Outcome) bool { return o.Kind == fleet.AttemptEnded && o.Attempt == 1 })
 	last := s.outcome(t, id, ended)
-	if first.Endpoint != (fleet.EndpointKey{Pool: "b", Address: b1.Addr()}) || last.Endpoint != (fleet.EndpointKey{Pool: "b", Address: b2.Addr()}) {
-		t.Errorf("attempts on %v and %v; want b's servers", first.Endpoint, last.Endpoint)
+	if first.Endpoint != (fleet.EndpointKey{Pool: "b", Address: b.Addr()}) || last.Endpoint != (fleet.EndpointKey{Pool: "c", Address: c.Addr()}) {
+		t.Errorf("attempts on %v and %v; want b, then c", first.Endpoint, last.Endpoint)
 	}
 	if e := s.lastEvent(); !e.Moved || e.Pool != "b" || e.Reason != plan.ReasonSpill {
 		t.Errorf("event %+v", e)
