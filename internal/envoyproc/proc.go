@@ -110,10 +110,12 @@ func (p *Process) launch(cleanup func()) error {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		defer cleanup()
 		err := p.cmd.Start()
 		if err == nil {
 			p.pid = p.cmd.Process.Pid
+		}
+		if err != nil {
+			cleanup()
 		}
 		started <- err
 		if err != nil {
@@ -121,6 +123,7 @@ func (p *Process) launch(cleanup func()) error {
 		}
 		p.err = p.cmd.Wait()
 		p.out.flush()
+		cleanup()
 		close(p.done)
 	}()
 	return <-started
@@ -182,7 +185,8 @@ func writeBootstrap(dir string, bootstrap []byte) (file string, cleanup func(), 
 // PID is the process id; it stays the same after the end.
 func (p *Process) PID() int { return p.pid }
 
-// Done is closed when Envoy has ended and its last output was read.
+// Done is closed when Envoy has ended, its last output was read and its files
+// were removed.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Wait blocks until Envoy has ended. It returns nil after exit status 0 (also
