@@ -112,7 +112,7 @@ func secondGroup(c *fleet.Config) {
 
 // rig is a running server with an in-memory network.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	server *Server
 	net    *bufconn.Listener
 
@@ -120,7 +120,7 @@ type rig struct {
 	events []Event
 }
 
-func newRig(t *testing.T, first Target, edit ...func(*Options)) *rig {
+func newRig(t testing.TB, first Target, edit ...func(*Options)) *rig {
 	t.Helper()
 	r := &rig{t: t, net: bufconn.Listen(1 << 20)}
 	o := Options{Observe: func(e Event) {
@@ -196,7 +196,7 @@ func (r *rig) state(node, typ string) string {
 	return "absent"
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	end := time.Now().Add(patience)
 	for !ok() {
@@ -214,7 +214,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // until each new or changed cluster has had an assignment *after* it; LDS after
 // the first CDS ACK; RDS from listeners.
 type client struct {
-	t      *testing.T
+	t      testing.TB
 	node   *corev3.Node
 	stream grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]
 	conn   *grpc.ClientConn
@@ -435,7 +435,7 @@ func (c *client) warm(r *discoveryv3.DeltaDiscoveryResponse, fresh []string) {
 	}
 }
 
-func routeName(t *testing.T, l *listenerv3.Listener) string {
+func routeName(t testing.TB, l *listenerv3.Listener) string {
 	for _, chain := range append(slices.Clone(l.GetFilterChains()), l.GetDefaultFilterChain()) {
 		for _, f := range chain.GetFilters() {
 			var m hcmv3.HttpConnectionManager

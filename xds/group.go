@@ -29,6 +29,7 @@ type group struct {
 
 	mu       sync.Mutex
 	sessions map[*session]struct{}
+	refusers map[*session]struct{} // sessions that may refuse what is published
 	listens  map[netip.AddrPort]*listenCache
 	removed  error // the status streams are ended with, or nil
 
@@ -70,6 +71,7 @@ func newGroup(s *Server, w *world) *group {
 		idle: make(chan struct{}),
 
 		sessions: map[*session]struct{}{},
+		refusers: map[*session]struct{}{},
 		listens:  map[netip.AddrPort]*listenCache{},
 		desired:  w, handled: w, current: w, listenWorld: w,
 		clusters: w.clusters, endpoints: w.endpoints, routes: w.routes,
@@ -212,6 +214,7 @@ func (g *group) detach(ses *session) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.sessions, ses)
+	delete(g.refusers, ses)
 	ses.local.sessions--
 	g.waiting.drop(ses)
 	// Who is left may be the only one, and may have refused.
@@ -248,7 +251,7 @@ func (g *group) request(ses *session, r *discoveryv3.DeltaDiscoveryRequest) ([]E
 	switch {
 	case !answered:
 		if ts.quiet(g.published(typeURL, ses)) {
-			g.waiting.done(ses, typeURL, false)
+			g.waiting.done(ses, typeURL, accepted)
 		}
 		return nil, nil
 	case r.GetErrorDetail() != nil:
@@ -272,14 +275,14 @@ func (g *group) ack(ses *session, typeURL string, ts *typeState, o *sent) {
 	}
 	wasLate := ts.late
 	ts.late = false
-	g.waiting.done(ses, typeURL, false)
+	g.waiting.done(ses, typeURL, accepted)
 	if routes := ses.types[typeRDS]; wasLate && typeURL == typeCDS && routes != nil && routes.refused != nil && !routes.refused.answered {
 		// It refused routes to clusters it has only now. A new stream makes it
 		// name what it really holds, and it is sent what it lacks.
 		ses.cancel(status.Error(codes.Unavailable, "clusters came late: reconnect to be brought up to date"))
 		return
 	}
-	g.promote()
+	g.promote(ses)
 }
 
 func (g *group) nack(ses *session, typeURL string, ts *typeState, o *sent, text string, local bool) {
@@ -288,30 +291,24 @@ func (g *group) nack(ses *session, typeURL string, ts *typeState, o *sent, text 
 		at: time.Now(), text: text, versions: o.versions, world: g.desired.digest,
 		own: local || (typeURL == typeRDS && clusters != nil && clusters.late),
 	}
+	g.refusers[ses] = struct{}{}
 	if holdsAny(g.published(typeURL, ses), o.versions) {
 		// Else it refused content that was replaced meanwhile; its answer to
 		// the new content is still to come.
-		g.waiting.done(ses, typeURL, !ts.refused.own)
+		g.waiting.done(ses, typeURL, outcomeOf(ts.refused))
 	}
 	if g.rollbackDue() {
 		g.markBusy()
 	}
 }
 
-// promote makes the current world the accepted one as soon as some Envoy holds
-// all of it and none refuses it. The caller holds g.mu.
-func (g *group) promote() {
+// promote makes the current world the accepted one if an Envoy holds all of it
+// and none refuses it. The caller holds g.mu.
+func (g *group) promote(ses *session) {
 	if g.publishing || g.accepted == g.current {
 		return
 	}
-	held := false
-	for ses := range g.sessions {
-		if g.refuses(ses) {
-			return
-		}
-		held = held || g.holdsAll(ses)
-	}
-	if held {
+	if g.holdsAll(ses) && g.refusing() == 0 {
 		g.accepted = g.current
 	}
 }
@@ -335,13 +332,19 @@ func (g *group) rollbackDue() bool {
 	if g.publishing || g.accepted == nil || g.accepted == g.current {
 		return false
 	}
-	refused := 0
-	for ses := range g.sessions {
-		if g.refuses(ses) {
-			refused++
+	n := g.refusing()
+	return n >= 2 || (n == 1 && len(g.sessions) == 1)
+}
+
+// refusing counts the Envoys that refuse what is published, and forgets those
+// that no longer do.
+func (g *group) refusing() int {
+	for ses := range g.refusers {
+		if !g.refuses(ses) {
+			delete(g.refusers, ses)
 		}
 	}
-	return refused >= 2 || (refused == 1 && len(g.sessions) == 1)
+	return len(g.refusers)
 }
 
 // refuses reports whether an Envoy's last answer about published content was a
@@ -413,8 +416,24 @@ func newBarrier() *barrier {
 	}
 }
 
-// done notes an Envoy's answer: caught up, or refused because of the content.
-func (b *barrier) done(ses *session, typeURL string, refused bool) {
+// outcome is how an Envoy answered what a barrier waits for.
+type outcome uint8
+
+const (
+	accepted outcome = iota + 1 // it has caught up
+	refused                     // because of the content
+	excused                     // refused for a reason of its own: says nothing
+)
+
+func outcomeOf(r *refusal) outcome {
+	if r.own {
+		return excused
+	}
+	return refused
+}
+
+// done notes an Envoy's answer.
+func (b *barrier) done(ses *session, typeURL string, how outcome) {
 	if b == nil {
 		return
 	}
@@ -423,10 +442,11 @@ func (b *barrier) done(ses *session, typeURL string, refused bool) {
 		return
 	}
 	delete(b.pending, key)
-	if refused {
-		b.refused[ses] = typeURL
-	} else {
+	switch how {
+	case accepted:
 		b.accepted[typeURL]++
+	case refused:
+		b.refused[ses] = typeURL
 	}
 	b.check()
 }
@@ -436,10 +456,8 @@ func (b *barrier) drop(ses *session) {
 	if b == nil {
 		return
 	}
-	for key := range b.pending {
-		if key.ses == ses {
-			delete(b.pending, key)
-		}
+	for _, typeURL := range []string{typeCDS, typeEDS, typeRDS, typeLDS} {
+		delete(b.pending, answer{ses, typeURL})
 	}
 	delete(b.refused, ses)
 	b.check()

@@ -96,7 +96,7 @@ func (g *group) sequence(ctx context.Context, w *world, judge bool) (refused boo
 		g.mu.Lock()
 		g.publishing = false
 		if !refused {
-			g.promote()
+			g.promoteAny()
 		}
 		g.mu.Unlock()
 	}()
@@ -134,6 +134,16 @@ func (g *group) sequence(ctx context.Context, w *world, judge bool) (refused boo
 		}
 	}
 	return false
+}
+
+// promoteAny looks for an Envoy that holds all of the current world.
+func (g *group) promoteAny() {
+	for ses := range g.sessions {
+		if g.accepted == g.current {
+			return
+		}
+		g.promote(ses)
+	}
 }
 
 // change is what differs between two states of one type.

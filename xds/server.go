@@ -118,6 +118,9 @@ func (s *Server) Submit(t Target) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.stopped {
+		return errors.New("the xDS server has stopped")
+	}
 	for name, g := range s.groups {
 		if worlds[name] == nil {
 			delete(s.groups, name)

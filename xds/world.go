@@ -154,8 +154,11 @@ func (w *world) buildListener(a netip.AddrPort) (listenerItem, error) {
 	if err := checked(m, l.GetName(), l); err != nil {
 		return listenerItem{}, fmt.Errorf("listener %s: %w", a, err)
 	}
-	if err := envoy.Closure(w.resources, l); err != nil {
-		return listenerItem{}, fmt.Errorf("listener %s: %w", a, err)
+	if a == w.group.Listener.Address {
+		// Listeners of other addresses differ in nothing that closure sees.
+		if err := envoy.Closure(w.resources, l); err != nil {
+			return listenerItem{}, fmt.Errorf("listener %s: %w", a, err)
+		}
 	}
 	return listenerItem{name: l.GetName(), item: m[l.GetName()]}, nil
 }

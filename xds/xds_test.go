@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,9 +13,13 @@ import (
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -583,5 +588,142 @@ func TestOneLine(t *testing.T) {
 		if got := oneLine(c.in); got != c.want || len(got) > maxText {
 			t.Errorf("oneLine(%.20q) = %q (%d bytes)", c.in, got, len(got))
 		}
+	}
+}
+
+func TestNewPoolsNeverGetStuckWarming(t *testing.T) {
+	r := newRig(t, target("p0=100"))
+	c := r.join("n1", "edge")
+	for i := range 100 {
+		r.publish(target(fmt.Sprintf("p%d=100", i+1)))
+	}
+	if n := r.count(EventAckTimeout) + r.count(EventNack); n != 0 {
+		t.Errorf("%d timeouts or refusals", n)
+	}
+	if got := len(c.got()); got != 400 { // CDS+, EDS+, RDS, CDS-
+		t.Errorf("%d responses", got)
+	}
+}
+
+func TestListeningAddressesAreBounded(t *testing.T) {
+	r := newRig(t, target("h100=10 a100=90"))
+	busy := r.join("n1", "edge", listening("127.0.0.1:9101"))
+	g := r.server.allGroups()[0]
+	g.mu.Lock()
+	for i := 0; len(g.listens) < maxListens; i++ {
+		a := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i+1))
+		g.listens[a] = &listenCache{address: a, cache: g.cds, sessions: 1}
+	}
+	g.mu.Unlock()
+	if err := r.connect("n2", "edge", listening("127.0.0.1:9102")).failure(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more address: %v", err)
+	}
+	// One that nobody uses makes room.
+	g.mu.Lock()
+	g.listens[netip.MustParseAddrPort("10.0.0.1:7")].sessions = 0
+	g.mu.Unlock()
+	r.join("n3", "edge", listening("127.0.0.1:9103"))
+	if err := busy.stream.Context().Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTypesPerStreamAreBounded(t *testing.T) {
+	r := newRig(t, target("h100=10 a100=90"))
+	c := r.join("n1", "edge")
+	c.mu.Lock()
+	for i := range maxTypes {
+		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: fmt.Sprintf("type.googleapis.com/t%d", i)})
+	}
+	c.mu.Unlock()
+	if err := c.failure(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("got %v", err)
+	}
+}
+
+// memoryStream is a delta stream without a network.
+type memoryStream struct {
+	grpc.ServerStream
+	ctx context.Context
+	in  chan *discoveryv3.DeltaDiscoveryRequest
+}
+
+func (m memoryStream) Context() context.Context                       { return m.ctx }
+func (m memoryStream) Send(*discoveryv3.DeltaDiscoveryResponse) error { return nil }
+func (m memoryStream) SetHeader(metadata.MD) error                    { return nil }
+func (m memoryStream) SendHeader(metadata.MD) error                   { return nil }
+func (m memoryStream) SetTrailer(metadata.MD)                         {}
+func (m memoryStream) Recv() (*discoveryv3.DeltaDiscoveryRequest, error) {
+	select {
+	case r, ok := <-m.in:
+		if !ok {
+			return nil, io.EOF
+		}
+		return r, nil
+	case <-m.ctx.Done():
+		return nil, m.ctx.Err()
+	}
+}
+
+// FuzzStream: no sequence of requests breaks the server, and none is remembered
+// when its stream is over. The input is a list of requests, each behind its
+// length in one byte.
+func FuzzStream(f *testing.F) {
+	var seed []byte
+	for _, r := range []*discoveryv3.DeltaDiscoveryRequest{
+		{Node: &corev3.Node{Id: "n", Cluster: "edge"}, TypeUrl: typeCDS},
+		{TypeUrl: typeEDS, ResourceNamesSubscribe: []string{"h100"}},
+		{TypeUrl: typeCDS, ResponseNonce: "1"},
+		{TypeUrl: typeEDS, ResponseNonce: "2", ErrorDetail: &statuspb.Status{Message: "no"}},
+		{TypeUrl: typeLDS, InitialResourceVersions: map[string]string{"x": "y"}},
+		{TypeUrl: typeRDS, ResourceNamesSubscribe: []string{"*", "a"}, ResourceNamesUnsubscribe: []string{"*"}},
+		{TypeUrl: "t"},
+	} {
+		raw, err := proto.Marshal(r)
+		if err != nil || len(raw) > 255 {
+			f.Fatal(err, len(raw))
+		}
+		seed = append(append(seed, byte(len(raw))), raw...)
+	}
+	f.Add(seed)
+	f.Add([]byte{0})
+	server := New(Options{})
+	if err := server.Submit(target("h100=10 a100=90")); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m := memoryStream{ctx: t.Context(), in: make(chan *discoveryv3.DeltaDiscoveryRequest, len(raw)+1)}
+		for len(raw) > 0 {
+			n := min(int(raw[0]), len(raw)-1)
+			r := &discoveryv3.DeltaDiscoveryRequest{}
+			if proto.Unmarshal(raw[1:1+n], r) != nil {
+				r = &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Cluster: "edge"}, TypeUrl: string(raw[1 : 1+n])}
+			}
+			m.in <- r
+			raw = raw[1+n:]
+		}
+		close(m.in)
+		_ = ads{server}.DeltaAggregatedResources(m)
+		if n := len(server.Status()); n != 0 {
+			t.Fatalf("%d streams are remembered", n)
+		}
+	})
+}
+
+// BenchmarkWeightChange is one change of weights from Submit to the last ACK,
+// over 1,000 Envoys in this process.
+func BenchmarkWeightChange(b *testing.B) {
+	const envoys = 1000
+	r := newRig(b, target("h100=10 a100=90"), deadline(patience))
+	for i := range envoys {
+		r.connect(fmt.Sprintf("n%04d", i), "edge")
+	}
+	eventually(b, "all are synced", func() bool { return synced(r) == envoys })
+	b.ReportMetric(envoys, "envoys")
+	for i := 0; b.Loop(); i++ {
+		r.publish(target(fmt.Sprintf("h100=%d a100=90", 11+i%2)))
+	}
+	if synced(r) != envoys || r.count(EventAckTimeout) != 0 {
+		b.Error("not all have it")
 	}
 }
