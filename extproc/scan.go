@@ -72,6 +72,12 @@ type field struct {
 
 // next reads one field off b.
 func next(b []byte) (field, []byte, error) {
+	// Most fields are short strings with one byte of tag and one of length.
+	if len(b) >= 2 && b[0] >= 8 && b[0] < 0x80 && b[0]&7 == byte(protowire.BytesType) && b[1] < 0x80 {
+		if end := 2 + int(b[1]); end <= len(b) {
+			return field{number: protowire.Number(b[0] >> 3), wire: protowire.BytesType, bytes: b[2:end]}, b[end:], nil
+		}
+	}
 	number, typ, n := protowire.ConsumeTag(b)
 	if n < 0 {
 		return field{}, nil, errMalformed
