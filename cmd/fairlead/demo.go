@@ -42,7 +42,7 @@ func runDemo(ctx context.Context, args []string, io stdio) error {
 	flags := newFlags("demo", "", "Runs simulated GPUs, serve, several real Envoys and a load on this machine; Ctrl-C ends it.", io)
 	var faults faultFlags
 	sidecars := flags.Int("sidecars", 4, "`number` of Envoys")
-	rps := flags.Float64("rps", 40, "requests per second over all sidecars; the fleet saturates near 48")
+	rps := flags.Float64("rps", demo.DefaultRPS, "requests per second over all sidecars; the fleet saturates near 48")
 	duration := flags.Duration("duration", 0, "how long the load lasts; 0 is until interrupted (with --compare: 25s a run)")
 	strategy := flags.String("strategy", "dynamic", "`strategy`: legacy or dynamic")
 	seed := flags.Uint64("seed", 1, "seed of arrivals and lengths")

@@ -28,6 +28,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/telemetry/sim"
 )
 
+// DefaultRPS is the demo's load in requests per second: eight to nine tenths of
+// what the quickstart's fleet can take (a test keeps it so).
+const DefaultRPS = 40
+
 // Options of one demo.
 type Options struct {
 	Envoy    string // path of the Envoy binary

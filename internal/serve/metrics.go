@@ -14,6 +14,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
 )
 
 // decisionBuckets are seconds: a decision takes microseconds, and what takes
@@ -89,11 +90,13 @@ type metrics struct {
 	xds       *labels[xdsKey]
 	accessLog *labels[string]
 	reloads   *labels[string]
-	scrapes   *labels[string]
+	// anomalies counts requests that something was wrong with; they go on.
+	anomalies *labels[string]
 }
 
-// newMetrics builds the instruments; fleet gives the state that gauges show.
-func newMetrics(fleet func() admin.Fleet) (*metrics, error) {
+// newMetrics builds the instruments; fleet gives the state that gauges show,
+// scraped the scraper's counts.
+func newMetrics(fleet func() admin.Fleet, scraped func() scrape.Counters) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
 	if err != nil {
@@ -108,7 +111,7 @@ func newMetrics(fleet func() admin.Fleet) (*metrics, error) {
 		xds:       newLabels(xdsKey{"other", "other"}),
 		accessLog: newLabels("other"),
 		reloads:   newLabels("other"),
-		scrapes:   newLabels("other"),
+		anomalies: newLabels("other"),
 	}
 	meter := provider.Meter("github.com/fairlead-proxy/fairlead")
 	m.decision, err = meter.Float64Histogram("fairlead.decision", metric.WithUnit("s"),
@@ -117,13 +120,13 @@ func newMetrics(fleet func() admin.Fleet) (*metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := m.observeCounters(meter); err != nil {
+	if err := m.observeCounters(meter, scraped); err != nil {
 		return nil, err
 	}
 	return m, observeFleet(meter, fleet)
 }
 
-func (m *metrics) observeCounters(meter metric.Meter) error {
+func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters) error {
 	counter := func(name, description string, observe func(metric.Int64Observer)) error {
 		_, err := meter.Int64ObservableCounter(name, metric.WithDescription(description),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -155,7 +158,13 @@ func (m *metrics) observeCounters(meter metric.Meter) error {
 		}},
 		{"fairlead.accesslog.entries", "Access-log entries received, by kind; gaps and refused entries too.", single(m.accessLog, "kind")},
 		{"fairlead.config.reloads", "Changes of the config file, by result.", single(m.reloads, "result")},
-		{"fairlead.telemetry.readings", "Telemetry readings, by source and result.", single(m.scrapes, "result")},
+		{"fairlead.request.anomalies", "Requests with an unknown strategy, and ext_proc messages that could not be read; they go on.", single(m.anomalies, "kind")},
+		{"fairlead.scrape.events", "Metrics pages asked for, failures, lines and numbers that could not be used.", func(o metric.Int64Observer) {
+			c := scraped()
+			for kind, n := range map[string]uint64{"pages": c.Scrapes, "failures": c.Failures, "bad_lines": c.BadLines, "rejected_numbers": c.Rejected} {
+				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
+			}
+		}},
 	} {
 		if err := counter(c.name, c.description, c.observe); err != nil {
 			return err

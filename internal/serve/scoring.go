@@ -206,7 +206,8 @@ const errorTicks = 25
 
 // ends counts how attempts on one endpoint ended.
 type ends struct {
-	errors    [errorTicks]int // ring, one slot per tick
+	attempts  [errorTicks]int // rings, one slot per tick
+	errors    [errorTicks]int
 	at        int
 	oom       int
 	connect   int
@@ -221,6 +222,7 @@ func (e *ends) add(o fleet.Outcome) {
 	case fleet.CauseOK, fleet.CauseClientError, fleet.CauseThrottled:
 		e.oom, e.connect = 0, 0
 		e.successes++
+		e.attempts[e.at]++
 		return
 	case fleet.CauseConnectFailed, fleet.CauseReset:
 		e.connect++
@@ -236,17 +238,19 @@ func (e *ends) add(o fleet.Outcome) {
 		return // the caller's or our own doing
 	}
 	e.errors[e.at]++
+	e.attempts[e.at]++
 }
 
 func (e *ends) tick() {
 	e.at = (e.at + 1) % errorTicks
-	e.errors[e.at] = 0
+	e.errors[e.at], e.attempts[e.at] = 0, 0
 }
 
 func (e *ends) own() scorer.Own {
-	sum := 0
-	for _, n := range e.errors {
-		sum += n
+	errors, attempts := 0, 0
+	for i := range e.errors {
+		errors += e.errors[i]
+		attempts += e.attempts[i]
 	}
-	return scorer.Own{Errors5s: sum, OOMStreak: e.oom, ConnectStreak: e.connect, Successes: e.successes}
+	return scorer.Own{Errors5s: errors, Attempts5s: attempts, OOMStreak: e.oom, ConnectStreak: e.connect, Successes: e.successes}
 }

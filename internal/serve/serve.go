@@ -93,7 +93,7 @@ func New(o Options) (*Server, error) {
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(s.Fleet); err != nil {
+	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() }); err != nil {
 		return nil, err
 	}
 	s.publish = xds.New(xds.Options{Log: o.Log, Observe: func(e xds.Event) {
@@ -370,6 +370,13 @@ func (s *Server) outcome(o fleet.Outcome) {
 }
 
 func (s *Server) observeRequest(e extproc.Event) {
+	if e.Failed {
+		s.metrics.anomalies.add("unreadable_message", 1)
+		return
+	}
+	if e.UnknownStrategy {
+		s.metrics.anomalies.add("unknown_strategy", 1)
+	}
 	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Reason.String()}, 1)
 	s.metrics.budgets.add(e.BudgetSource.String(), 1)
 	s.metrics.decision.Record(context.Background(), e.Took.Seconds())

@@ -77,7 +77,7 @@ func newServer(cfg ServerConfig, seed uint64, log *slog.Logger) *Server {
 		BlockTokens, memoryShare, s.engine.blocks)
 	s.gpuLabels = fmt.Sprintf(`gpu="0",UUID="%s",device="nvidia0",modelName="%s",Hostname="%s"`,
 		escapeLabel(cfg.GPU), escapeLabel(cfg.Engine.Hardware), escapeLabel(cfg.Name))
-	s.handler = s.routes()
+	s.handler = s.named(s.routes())
 	return s
 }
 
@@ -238,6 +238,18 @@ func (s *Server) kill(err error) {
 	for _, q := range s.engine.killAll(err) {
 		notify(q.wake)
 	}
+}
+
+// NameHeader is the response header in which a simulated server names itself,
+// so that a caller can tell who answered through any number of proxies.
+const NameHeader = "X-Served-By-Server"
+
+func (s *Server) named(next http.Handler) http.Handler {
+	name := []string{s.cfg.Name}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header()[NameHeader] = name
+		next.ServeHTTP(w, r)
+	})
 }
 
 func (s *Server) routes() http.Handler {
