@@ -176,6 +176,7 @@ func event(r *request, v *verdict, took time.Duration) Event {
 		Level:           v.class.Level,
 		Budget:          v.budget,
 		BudgetSource:    v.source,
+		Sampling:        r.sampling,
 		Took:            took,
 	}
 	if v.info != nil {

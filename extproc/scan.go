@@ -49,6 +49,7 @@ type request struct {
 
 	strategy  asked
 	header    Declared // max_tokens and its spellings
+	sampling  Sampling
 	requestID []byte
 
 	peeked    bool // json_to_metadata found something, if only an error
@@ -137,7 +138,7 @@ func (r *request) scan(b []byte) error {
 func (r *request) scanPhase(k kind, b []byte) error {
 	if r.kind != k {
 		r.kind, r.endOfStream = k, false
-		r.strategy, r.header, r.requestID = askedNothing, Declared{}, nil
+		r.strategy, r.header, r.sampling, r.requestID = askedNothing, Declared{}, Sampling{}, nil
 	}
 	if k != kindRequestHeaders {
 		return nil
@@ -203,6 +204,10 @@ func (r *request) scanHeader(b []byte) error {
 		r.ask(value)
 	case wire.HeaderMaxTokens, wire.HeaderXMaxTokens, wire.HeaderMaxTokensDash:
 		r.header = r.header.Or(DeclaredText(value))
+	case wire.HeaderTemperature:
+		r.sampling.temperature(value)
+	case wire.HeaderTopK:
+		r.sampling.topK(value)
 	case wire.HeaderRequestID:
 		r.requestID = value
 	}

@@ -29,6 +29,10 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 				r.ask(value)
 			case "max_tokens", "x-max-tokens", "max-tokens":
 				r.header = r.header.Or(DeclaredText(value))
+			case "temperature":
+				r.sampling.temperature(value)
+			case "top_k":
+				r.sampling.topK(value)
 			case "x-request-id":
 				r.requestID = value
 			}
@@ -81,7 +85,7 @@ func same(a, b request) bool {
 	return bytes.Equal(a.requestID, b.requestID) && bytes.Equal(a.cluster, b.cluster) && bytes.Equal(a.route, b.route) &&
 		bytes.Equal(a.source, b.source) && a.kind == b.kind && a.observe == b.observe && a.endOfStream == b.endOfStream &&
 		a.strategy == b.strategy && a.header == b.header && a.peeked == b.peeked && a.body == b.body &&
-		a.bodyError == b.bodyError && a.stream == b.stream
+		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream
 }
 
 func drawValue(t *rapid.T) *structpb.Value {
@@ -118,7 +122,7 @@ func drawHeaders(t *rapid.T) *corev3.HeaderMap {
 	h := &corev3.HeaderMap{}
 	for range rapid.IntRange(0, 8).Draw(t, "headers") {
 		v := &corev3.HeaderValue{Key: rapid.SampledFrom([]string{":path", "x-route-strategy", "max_tokens", "x-max-tokens",
-			"max-tokens", "x-request-id", "Max_Tokens", ""}).Draw(t, "key")}
+			"max-tokens", "x-request-id", "Max_Tokens", "temperature", "top_k", ""}).Draw(t, "key")}
 		text := rapid.SampledFrom([]string{"", "legacy", "dynamic", "16", "1e3", "junk", "\x00\xff"}).Draw(t, "text")
 		if rapid.Bool().Draw(t, "raw") {
 			v.RawValue = []byte(text)

@@ -64,6 +64,7 @@ type Event struct {
 	Level           fleet.BurstLevel
 	Budget          fleet.Tokens
 	BudgetSource    BudgetSource
+	Sampling        Sampling
 	// Took is the time from the message's arrival to the finished answer.
 	Took time.Duration
 	// Failed: the message could not be read; only Took is set beside it.
