@@ -388,6 +388,12 @@ func TestXDSWindowChangeReachesTheUpstream(t *testing.T) {
 	envoytest.Eventually(t, "a window of 512 KiB", window(512<<10))
 	sent, _ := load.counts()
 	envoytest.Eventually(t, "traffic goes on", func() bool { now, _ := load.counts(); return now > sent+20 })
+	// A new control plane with another window: the change travels with the
+	// reconnect, and the assignment's digest makes the cluster warm at once.
+	p.kill()
+	p.start(with("256KiB", "1MiB"))
+	envoytest.Eventually(t, "a window of 256 KiB", window(256<<10))
+	envoytest.Eventually(t, "the sidecar is synced", func() bool { return p.synced("s1") })
 	if v, _ := e.Stat("cluster.a.init_fetch_timeout"); v != 0 {
 		t.Error("the changed cluster warmed until its fetch timeout")
 	}

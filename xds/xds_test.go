@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -380,6 +381,26 @@ func TestBindFailureIsTheNodesOwn(t *testing.T) {
 	}
 	if n := len(slices.DeleteFunc(c.got(), func(s string) bool { return !strings.HasPrefix(s, "LDS") })); n != 1 {
 		t.Errorf("the listener came %d times", n)
+	}
+}
+
+func TestBindFailureDoesNotSpeakForTheContent(t *testing.T) {
+	var on atomic.Bool
+	refuse := func(text string) clientOption {
+		return refusing(func(typ string, _ *discoveryv3.DeltaDiscoveryResponse) string {
+			if typ == "LDS" && on.Load() {
+				return text
+			}
+			return ""
+		})
+	}
+	r := newRig(t, target("h100=10 a100=90"))
+	r.join("n1", "edge", listening("127.0.0.1:9101"), refuse("cannot bind '127.0.0.1:9101': Address already in use"))
+	r.join("n2", "edge", listening("127.0.0.1:9102"), refuse("no such filter"))
+	on.Store(true)
+	r.publish(target("h100=10 a100=90", func(cfg *fleet.Config) { cfg.Groups[0].Listener.HTTP2.InitialStreamWindow = 1 << 20 }))
+	if r.count(EventRollback) != 1 {
+		t.Error("the only answer about the content was a refusal, and it stayed")
 	}
 }
 
