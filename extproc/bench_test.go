@@ -45,7 +45,6 @@ func benchWorld(t testing.TB) *world {
 type once struct {
 	codec rawCodec
 	in    mem.BufferSlice
-	done  bool
 }
 
 func (o *once) RecvMsg(m any) error { return o.codec.Unmarshal(o.in, m) }

@@ -32,7 +32,6 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.InitialWindowSize(flowWindow),
 		grpc.InitialConnWindowSize(flowWindow),
-		grpc.SharedWriteBuffer(true),
 	}
 }
 
