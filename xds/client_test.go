@@ -123,7 +123,8 @@ type rig struct {
 func newRig(t testing.TB, first Target, edit ...func(*Options)) *rig {
 	t.Helper()
 	r := &rig{t: t, net: bufconn.Listen(1 << 20)}
-	o := Options{Observe: func(e Event) {
+	// Tests count missed deadlines; a loaded machine must not miss one.
+	o := Options{AckDeadline: patience / 2, Observe: func(e Event) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.events = append(r.events, e)
