@@ -21,6 +21,11 @@ import (
 )
 
 const (
+	// initialFetch bounds how long a cluster may warm without endpoints. While
+	// one warms, Envoy holds back the acknowledgement of its whole CDS
+	// response, so this is not the default of 15 s, and never 0 (for ever).
+	initialFetch = time.Second
+
 	// breakerLimit keeps Envoy's circuit breakers out of the way: an overflow
 	// is Envoy's own final 503, which no retry policy covers. Shedding is the
 	// plan's. The default of 3 concurrent retries would drop most failovers of
@@ -58,7 +63,7 @@ func poolCluster(p fleet.Pool) *clusterv3.Cluster {
 	c := &clusterv3.Cluster{
 		Name:                 p.Name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
-		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()},
+		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: eds()},
 		ConnectTimeout:       seconds(p.ConnectTimeout),
 		LoadBalancingPolicy:  overrideHost(),
 		CommonLbConfig:       noPanic(),
@@ -82,6 +87,12 @@ func poolCluster(p fleet.Pool) *clusterv3.Cluster {
 		c.OutlierDetection = outlierDetection()
 	}
 	return c
+}
+
+func eds() *corev3.ConfigSource {
+	source := ads()
+	source.InitialFetchTimeout = seconds(initialFetch)
+	return source
 }
 
 // overrideHost lets ext_proc name endpoints in attempt order; without a name

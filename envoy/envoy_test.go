@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+	"pgregory.net/rapid"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
@@ -528,4 +529,49 @@ func BenchmarkBuild(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func TestEveryChainBuilds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 6).Draw(t, "pools")
+		inSplit := rapid.IntRange(1, n).Draw(t, "in split")
+		var tiers, fallback []string
+		var split fleet.Split
+		total := uint32(0)
+		for i := range n {
+			pool := string(rune('p' + i))
+			tiers = append(tiers, rapid.SampledFrom([]string{"t", "u", "v", "w"}).Draw(t, "tier"))
+			if i >= inSplit {
+				fallback = append(fallback, pool)
+				continue
+			}
+			weight := rapid.Uint32Range(0, 1_000_000).Draw(t, "weight")
+			total += weight
+			split = append(split, fleet.SplitWeight{Pool: pool, Weight: weight})
+		}
+		cfg := chainConfig(split, fallback, tiers...)
+		_, err := Build(cfg, cfg.Groups[0], local)
+		if (err == nil) != (total > 0) {
+			t.Fatalf("weights sum to %d: %v", total, err)
+		}
+		if err != nil {
+			return
+		}
+		c, err := chainOf(cfg, cfg.Routes[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := max(n, 2); len(c.groups) != want {
+			t.Errorf("%d groups for %d pools", len(c.groups), n)
+		}
+		for _, g := range c.groups {
+			sum := uint32(0)
+			for _, cw := range g.GetClusters() {
+				sum += cw.GetWeight().GetValue()
+			}
+			if sum != fleet.BasisPointsTotal {
+				t.Errorf("group %s sums to %d", g.GetName(), sum)
+			}
+		}
+	})
 }

@@ -120,6 +120,8 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		// HTTP/1.1 and HTTP/2 with prior knowledge on one port.
 		CodecType:            hcmv3.HttpConnectionManager_AUTO,
 		Http2ProtocolOptions: http2Options(group.Listener.HTTP2),
+		// A listener that waits for its routes too long opens without them and
+		// answers 404, so here the wait is not shortened.
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
 			ConfigSource: ads(), RouteConfigName: RouteConfigName(group.Name),
 		}},

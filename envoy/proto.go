@@ -42,19 +42,14 @@ func object(fields map[string]*structpb.Value) *structpb.Struct {
 	return &structpb.Struct{Fields: fields}
 }
 
-// ads is the source of everything that comes over the aggregated stream.
-// initialFetch bounds how long a resource may warm: while a cluster warms,
-// Envoy holds back the acknowledgement of its whole CDS response, so it is
-// never 0 (for ever) and never the default of 15 s.
+// ads is the aggregated stream as a source, with Envoy's default wait of 15 s
+// for the first answer.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
 		ResourceApiVersion:    corev3.ApiVersion_V3,
-		InitialFetchTimeout:   seconds(initialFetch),
 	}
 }
-
-const initialFetch = time.Second
 
 // address converts where a process of ours listens.
 func address(a fleet.Address) (*corev3.Address, error) {
