@@ -64,7 +64,7 @@ func poolCluster(p fleet.Pool) *clusterv3.Cluster {
 		Name:                 p.Name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: eds()},
-		ConnectTimeout:       seconds(p.ConnectTimeout),
+		ConnectTimeout:       duration(p.ConnectTimeout),
 		LoadBalancingPolicy:  overrideHost(),
 		CommonLbConfig:       noPanic(),
 		CircuitBreakers:      openBreakers(),
@@ -91,7 +91,7 @@ func poolCluster(p fleet.Pool) *clusterv3.Cluster {
 
 func eds() *corev3.ConfigSource {
 	source := ads()
-	source.InitialFetchTimeout = seconds(initialFetch)
+	source.InitialFetchTimeout = duration(initialFetch)
 	return source
 }
 
@@ -125,7 +125,7 @@ func metadataKey(namespace, key string) *metadatav3.MetadataKey {
 func noPanic() *clusterv3.Cluster_CommonLbConfig {
 	return &clusterv3.Cluster_CommonLbConfig{
 		HealthyPanicThreshold: &typev3.Percent{Value: 0},
-		UpdateMergeWindow:     seconds(0),
+		UpdateMergeWindow:     duration(0),
 	}
 }
 
@@ -143,7 +143,7 @@ func poolProtocol(p fleet.Pool) *httpv3.HttpProtocolOptions {
 		return http2Protocol(http2Options(p.HTTP2))
 	}
 	return &httpv3.HttpProtocolOptions{
-		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(upstreamIdle)},
+		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: duration(upstreamIdle)},
 		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
 			ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 				ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{
@@ -187,10 +187,10 @@ func httpCheck(protocol fleet.Protocol, h fleet.HealthCheck) *corev3.HealthCheck
 		codec = typev3.CodecClientType_HTTP2
 	}
 	return &corev3.HealthCheck{
-		Timeout:            seconds(h.Timeout),
-		Interval:           seconds(h.Interval),
-		NoTrafficInterval:  seconds(h.Interval),
-		UnhealthyInterval:  seconds(h.Interval),
+		Timeout:            duration(h.Timeout),
+		Interval:           duration(h.Interval),
+		NoTrafficInterval:  duration(h.Interval),
+		UnhealthyInterval:  duration(h.Interval),
 		UnhealthyThreshold: u32(h.UnhealthyThreshold),
 		HealthyThreshold:   u32(h.HealthyThreshold),
 		HealthChecker: &corev3.HealthCheck_HttpHealthCheck_{HttpHealthCheck: &corev3.HealthCheck_HttpHealthCheck{
@@ -215,9 +215,9 @@ func outlierDetection() *clusterv3.OutlierDetection {
 		EnforcingConsecutiveLocalOriginFailure: never,
 		EnforcingSuccessRate:                   never,
 		EnforcingLocalOriginSuccessRate:        never,
-		Interval:                               seconds(outlierInterval),
-		BaseEjectionTime:                       seconds(ejectionTime),
-		MaxEjectionTime:                        seconds(maxEjectionTime),
+		Interval:                               duration(outlierInterval),
+		BaseEjectionTime:                       duration(ejectionTime),
+		MaxEjectionTime:                        duration(maxEjectionTime),
 		MaxEjectionPercent:                     u32(maxEjected),
 		// In a pool of two or three, 50 % may round down to none.
 		AlwaysEjectOneHost: wrapperspb.Bool(true),
@@ -234,10 +234,10 @@ func extProcCluster(a fleet.Address) (*clusterv3.Cluster, error) {
 	}
 	c.CommonLbConfig = noPanic()
 	c.HealthChecks = []*corev3.HealthCheck{{
-		Timeout:            seconds(ownCheckTimeout),
-		Interval:           seconds(ownCheckInterval),
-		NoTrafficInterval:  seconds(ownCheckInterval),
-		UnhealthyInterval:  seconds(ownCheckInterval),
+		Timeout:            duration(ownCheckTimeout),
+		Interval:           duration(ownCheckInterval),
+		NoTrafficInterval:  duration(ownCheckInterval),
+		UnhealthyInterval:  duration(ownCheckInterval),
 		UnhealthyThreshold: u32(1),
 		HealthyThreshold:   u32(1),
 		HealthChecker:      &corev3.HealthCheck_GrpcHealthCheck_{GrpcHealthCheck: &corev3.HealthCheck_GrpcHealthCheck{}},
@@ -260,7 +260,7 @@ func ownCluster(name string, a fleet.Address) (*clusterv3.Cluster, error) {
 	return &clusterv3.Cluster{
 		Name:                 name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
-		ConnectTimeout:       seconds(ownConnectTimeout),
+		ConnectTimeout:       duration(ownConnectTimeout),
 		CircuitBreakers:      openBreakers(),
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
 			protocolOptions: packed(http2Protocol(&corev3.Http2ProtocolOptions{})),

@@ -445,7 +445,7 @@ func TestBodyIsReadWhereAnEarlierRouteNeedsTheModel(t *testing.T) {
 
 func TestValidateLooksIntoAnyPayloads(t *testing.T) {
 	bad := &clusterv3.Cluster{
-		Name: "a", ConnectTimeout: seconds(1e9),
+		Name: "a", ConnectTimeout: duration(1e9),
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{protocolOptions: packed(http2Protocol(&corev3.Http2ProtocolOptions{
 			InitialStreamWindowSize: wrapperspb.UInt32(1),
 		}))},

@@ -125,9 +125,9 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
 			ConfigSource: ads(), RouteConfigName: RouteConfigName(group.Name),
 		}},
-		StreamIdleTimeout:     seconds(max(shortestIdle, group.Listener.DrainTime)),
-		RequestHeadersTimeout: seconds(headersTimeout),
-		DelayedCloseTimeout:   seconds(delayedClose),
+		StreamIdleTimeout:     duration(max(shortestIdle, group.Listener.DrainTime)),
+		RequestHeadersTimeout: duration(headersTimeout),
+		DelayedCloseTimeout:   duration(delayedClose),
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{
 			extension("envoy.http.early_header_mutation.header_mutation", earlyMutations()),
 		},
@@ -140,10 +140,10 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		AccessLog: []*accesslogv3.AccessLog{accessLog(wire.LogDownstream, nil,
 			datav3.AccessLogType_DownstreamEnd, datav3.AccessLogType_DownstreamPeriodic)},
 		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{
-			AccessLogFlushInterval: seconds(heartbeat),
+			AccessLogFlushInterval: duration(heartbeat),
 		},
 		HttpFilters: []*hcmv3.HttpFilter{
-			httpFilter(filterPeek, extensionWithin(group.Listener.PeekDigits)),
+			httpFilter(filterPeek, peekWithin(group.Listener.PeekDigits)),
 			// After the body filter: by now the model has chosen the route.
 			httpFilter(filterBodySize, &extensionmatcherv3.ExtensionWithMatcher{
 				ExtensionConfig: extension("envoy.filters.http.composite", &compositev3.Composite{}),
@@ -207,12 +207,12 @@ func trusted(prefixes []netip.Prefix) *hcmv3.HttpConnectionManager_InternalAddre
 
 func contentLengthPattern(digits int) string { return fmt.Sprintf("[0-9]{1,%d}", digits) }
 
-// extensionWithin is the body filter behind a matcher that skips it unless the
+// peekWithin is the body filter behind a matcher that skips it unless the
 // content-length has at most that many digits. The filter parses whole
 // documents (8 MB of integers: 1.6 s and 780 MB on Envoy 1.40.0), and it would
 // hold WebSocket upgrades and CONNECT requests for ever; neither they nor
 // chunked bodies have a content-length.
-func extensionWithin(digits int) *extensionmatcherv3.ExtensionWithMatcher {
+func peekWithin(digits int) *extensionmatcherv3.ExtensionWithMatcher {
 	small := &matchingv3.Matcher_MatcherList_Predicate{
 		MatchType: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate_{
 			SinglePredicate: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate{
@@ -294,7 +294,7 @@ func externalProcessor() *extprocfilterv3.ExternalProcessor {
 		GrpcService: grpcService(wire.ClusterExtProc),
 		// Without a decision Envoy's own split and balancing serve.
 		FailureModeAllow: true,
-		MessageTimeout:   seconds(decisionTimeout),
+		MessageTimeout:   duration(decisionTimeout),
 		ProcessingMode: &extprocfilterv3.ProcessingMode{
 			RequestHeaderMode:  extprocfilterv3.ProcessingMode_SEND,
 			ResponseHeaderMode: extprocfilterv3.ProcessingMode_SKIP,
@@ -346,7 +346,7 @@ func accessLog(name string, tags []*tracingv3.CustomTag, types ...datav3.AccessL
 				TransportApiVersion: corev3.ApiVersion_V3,
 				GrpcService:         grpcService(wire.ClusterAccessLog),
 				BufferSizeBytes:     u32(logBatchBytes),
-				BufferFlushInterval: seconds(logBatchTime),
+				BufferFlushInterval: duration(logBatchTime),
 				CustomTags:          tags,
 			},
 			AdditionalRequestHeadersToLog: []string{wire.HeaderRequestID},

@@ -32,7 +32,7 @@ func extension(name string, m proto.Message) *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{Name: name, TypedConfig: packed(m)}
 }
 
-func seconds(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
+func duration(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
 func u32(v uint32) *wrapperspb.UInt32Value { return wrapperspb.UInt32(v) }
 

@@ -240,7 +240,7 @@ func routeAction(c chain, retry *routev3.RetryPolicy) *routev3.RouteAction {
 		},
 		RetryPolicy: retry,
 		// No limit on the whole answer: generations take as long as they take.
-		Timeout: seconds(0),
+		Timeout: duration(0),
 	}
 }
 
@@ -263,7 +263,7 @@ func retryPolicy(on string, c chain) *routev3.RetryPolicy {
 		NumRetries:            u32(uint32(len(c.groups) - 1)),
 		RefreshClusterOnRetry: true,
 		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
-			BaseInterval: seconds(retryBackOff), MaxInterval: seconds(retryBackOffMax),
+			BaseInterval: duration(retryBackOff), MaxInterval: duration(retryBackOffMax),
 		},
 		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
 			Name: "envoy.retry_host_predicates.previous_hosts",
