@@ -144,7 +144,7 @@ func TestSidecarExampleAsItsReadmeSays(t *testing.T) {
 		listen := "127.0.0.1:" + port(old)
 		waitListening(t, listen)
 		envoytest.Eventually(t, "an answer on "+listen, func() bool {
-			status, _, _, err := tryPost("http://"+listen+"/v1/chat/completions", `{"model":"llama-3.1-8b","max_tokens":8,"messages":[]}`)
+			status, _, _, err := tryPost("http://"+listen+"/v1/chat/completions", `{"model":"llama-3.1-8b","max_tokens":8,"messages":[{"role":"user","content":"hello"}]}`)
 			return err == nil && status == http.StatusOK
 		})
 	}

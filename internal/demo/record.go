@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -10,20 +11,45 @@ import (
 
 // bucket collects the answers of one endpoint, or of all.
 type bucket struct {
-	sent, done, errors, throttled int
-	firstToken                    []time.Duration
+	done, errors, throttled int
+	// unfinished counts requests still running when the run was ended.
+	unfinished int
+	firstToken []time.Duration
 }
 
+// add counts one result. A stream that was cut at the end of the run without a
+// first token enters with the time it had waited, which is more than any limit
+// of interest: leaving it out would hide the worst waits.
 func (b *bucket) add(r load.Result) {
 	b.done++
 	switch {
-	case r.Status == 429:
+	case r.Status == http.StatusTooManyRequests:
 		b.throttled++
+		return
+	case r.Cut:
+		b.unfinished++
 	case r.Failed():
 		b.errors++
-	case r.Stream:
-		b.firstToken = append(b.firstToken, r.FirstToken)
+		return
 	}
+	if !r.Stream {
+		return
+	}
+	if r.FirstToken == 0 {
+		r.FirstToken = r.Total
+	}
+	b.firstToken = append(b.firstToken, r.FirstToken)
+}
+
+// slow counts the streams whose first token took over slowLimit.
+func (b *bucket) slow() int {
+	n := 0
+	for _, d := range b.firstToken {
+		if d > slowLimit {
+			n++
+		}
+	}
+	return n
 }
 
 // recorder takes results from many goroutines and gives them out per second
@@ -32,9 +58,6 @@ type recorder struct {
 	mu    sync.Mutex
 	now   map[string]*bucket
 	total bucket
-	// slow counts answers of the whole run whose first token took over
-	// slowLimit.
-	slow int
 	// from leaves out of the total what arrived before it (warm-up).
 	from time.Duration
 	// closed leaves out what comes now: requests cut off by the end.
@@ -71,9 +94,6 @@ func (r *recorder) add(result load.Result) {
 		return
 	}
 	r.total.add(result)
-	if result.Stream && !result.Failed() && result.Status != 429 && result.FirstToken > slowLimit {
-		r.slow++
-	}
 }
 
 // take returns what came in since the last call, by server name; "" holds

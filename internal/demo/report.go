@@ -147,8 +147,8 @@ func (l *lines) Second(s Second) {
 }
 
 func (l *lines) Summary(s Summary) {
-	fmt.Fprintf(l.w, "\n%s, %d sidecars, %.0f s at %.0f requests/s: %d answers, %d errors, %d refused (429)\n",
-		s.Strategy, s.Sidecars, s.Seconds, s.RPS, s.Answers, s.Errors, s.Throttled)
+	fmt.Fprintf(l.w, "\n%s, %d sidecars, %.0f s at %.0f requests/s: %d answers, %d errors, %d refused (429), %d cut off at the end\n",
+		s.Strategy, s.Sidecars, s.Seconds, s.RPS, s.Answers, s.Errors, s.Throttled, s.Unfinished)
 	fmt.Fprintf(l.w, "time to first token: p50 %.0f ms, p95 %.0f ms, p99 %.0f ms; over 2 s: %.2f %%\n", s.P50, s.P95, s.P99, 100*s.SlowShare)
 	for _, u := range s.Utilisation {
 		fmt.Fprintf(l.w, "GPU utilisation of %s: %.0f %%\n", u.Pool, 100*u.Busy)

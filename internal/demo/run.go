@@ -23,6 +23,9 @@ type Summary struct {
 	Answers   int `json:"answers"`
 	Errors    int `json:"errors"`
 	Throttled int `json:"throttled"`
+	// Unfinished counts answers that were still running 20 s after the last
+	// arrival and were cut off then; they are no errors.
+	Unfinished int `json:"unfinished"`
 	// Times to first token of streams as their callers saw them, milliseconds.
 	P50 float64 `json:"ttft_p50_ms"`
 	P95 float64 `json:"ttft_p95_ms"`
@@ -145,7 +148,7 @@ func (s *stack) summary(o Options, results *recorder, before usage, took time.Du
 	out := Summary{
 		Kind: "summary", Strategy: o.Strategy.String(), Sidecars: o.Sidecars, Seed: o.Seed, RPS: o.RPS,
 		Seconds: took.Seconds(),
-		Answers: t.done, Errors: t.errors, Throttled: t.throttled,
+		Answers: t.done, Errors: t.errors, Throttled: t.throttled, Unfinished: t.unfinished,
 		P50:   milliseconds(quantile(t.firstToken, 0.50)),
 		P95:   milliseconds(quantile(t.firstToken, 0.95)),
 		P99:   milliseconds(quantile(t.firstToken, 0.99)),
@@ -155,7 +158,7 @@ func (s *stack) summary(o Options, results *recorder, before usage, took time.Du
 		out.Seconds = (o.Duration - o.Warmup).Seconds()
 	}
 	if n := len(t.firstToken); n > 0 {
-		out.SlowShare = float64(results.slow) / float64(n)
+		out.SlowShare = float64(t.slow()) / float64(n)
 	}
 	after := s.usage()
 	out.CPU, out.Idle, out.Utilisation = after.since(before, took)

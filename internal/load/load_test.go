@@ -276,7 +276,7 @@ func TestWhatHangsIsCutOff(t *testing.T) {
 	}
 	<-started
 	r = run(t, oneStream, Options{Targets: []string{url}, DrainLimit: 50 * time.Millisecond})[0]
-	if r.Err != errDrain.Error() {
+	if r.Err != errDrain.Error() || !r.Cut {
 		t.Errorf("drain limit: %+v", r)
 	}
 	<-started

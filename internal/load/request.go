@@ -26,6 +26,7 @@ func (g *generator) one(ctx context.Context, r *Result) {
 	r.Total = since()
 	if err != nil {
 		r.Err = explain(ctx, err)
+		r.Cut = errors.Is(context.Cause(ctx), errDrain)
 		r.Incomplete = r.Status/100 == 2
 	}
 }

@@ -88,6 +88,9 @@ type Result struct {
 	// Incomplete is true when an answer began with success and did not end as its
 	// API says.
 	Incomplete bool
+	// Cut is true when the request was still running at the drain limit. Times
+	// that it had not reached by then are 0; Total is how long it had run.
+	Cut bool
 	// Dropped is true when the request was never sent; see
 	// Options.MaxInFlight.
 	Dropped bool
