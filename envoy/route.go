@@ -12,7 +12,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	extensionmatcherv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
-	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	previoushostsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	prioritygroupv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/priority_group/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -457,7 +456,8 @@ func modelRefusals(p modelPrefix, peekDigits int) []*routev3.Route {
 	}
 }
 
-// refuse answers by itself, without asking ext_proc.
+// refuse answers by itself. ext_proc is asked all the same, since the decision
+// id, the plan's digest and the request id on the answer come from it.
 func refuse(name string, match *routev3.RouteMatch, d fleet.Dialect, why problem) *routev3.Route {
 	return &routev3.Route{
 		Name:     name,
@@ -466,12 +466,6 @@ func refuse(name string, match *routev3.RouteMatch, d fleet.Dialect, why problem
 		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 			Status: why.status, BodyFormat: jsonFormat(why.body(d)),
 		}},
-		TypedPerFilterConfig: map[string]*anypb.Any{
-			// Not FilterConfig.disabled: that would keep ext_proc out of
-			// requests that reach another route once their model is known.
-			filterExtProc: packed(&extprocfilterv3.ExtProcPerRoute{
-				Override: &extprocfilterv3.ExtProcPerRoute_Disabled{Disabled: true},
-			}),
-		},
+		TypedPerFilterConfig: map[string]*anypb.Any{},
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
@@ -237,6 +239,138 @@ func TestOddRequestsPass(t *testing.T) {
 		if response.StatusCode != http.StatusOK || a.Last().Method != method {
 			t.Errorf("%s: status %d, upstream saw %s", method, response.StatusCode, a.Last().Method)
 		}
+	}
+}
+
+// TestUpgradesPassWithFairleadAlive opens a WebSocket, and a CONNECT tunnel on
+// the route that allows it, through a sidecar that ext_proc takes part in.
+func TestUpgradesPassWithFairleadAlive(t *testing.T) {
+	a := envoytest.NewUpstream(t, envoytest.WebSocketEcho())
+	listen := envoytest.FreeAddr(t)
+	closed := twoPools(listen, 100, 0, a.Addr(), a.Addr(), "")
+	p := newPlace(t, closed)
+	p.serve(t)
+	_, at := p.sidecar(t)
+	for _, headers := range []string{"", "content-type: application/json\r\n"} {
+		expectWebSocketEcho(t, netip.MustParseAddrPort(at), "/v1/realtime", headers)
+	}
+	status, c := connect(t, netip.MustParseAddrPort(at))
+	_ = c.Close()
+	if status/100 == 2 {
+		t.Errorf("CONNECT without a route for it: status %d", status)
+	}
+
+	p.write(t, "", strings.Replace(closed, "match: { prefix: / }", "match: { prefix: /, connect: true }", 1))
+	envoytest.Eventually(t, "CONNECT on a route that allows it to reach the pool", func() bool {
+		status, c := connect(t, netip.MustParseAddrPort(at))
+		_ = c.Close()
+		for _, r := range a.Requests() {
+			if r.Method == http.MethodConnect {
+				return status != http.StatusNotFound
+			}
+		}
+		return false
+	})
+}
+
+// TestWindowChangeReachesThePool changes a pool's HTTP/2 windows in the file
+// and reads the SETTINGS that its server gets.
+func TestWindowChangeReachesThePool(t *testing.T) {
+	server := envoytest.NewSettingsRecorder(t)
+	config := func(listen netip.AddrPort, stream, connection string) string {
+		return fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: %s }, routes: [chat] }
+pools:
+%sroutes:
+  - { name: chat, match: { prefix: / }, dialect: openai, strategy: dynamic, split: [{ pool: a, weight: 1 }] }
+`, listen, poolYAML("a", "protocol: h2c\nhttp2: { initialStreamWindow: "+stream+", initialConnectionWindow: "+connection+" }", server.Addr()))
+	}
+	listen := envoytest.FreeAddr(t)
+	p := newPlace(t, config(listen, "128KiB", "512KiB"))
+	p.serve(t)
+	_, at := p.sidecar(t)
+	seen := func(stream uint32, connection int64) {
+		t.Helper()
+		envoytest.Eventually(t, fmt.Sprintf("a connection with windows %d and %d", stream, connection), func() bool {
+			if status, _, _ := chat(t, at); status != http.StatusOK {
+				t.Fatalf("status %d", status)
+			}
+			for _, s := range server.Seen() {
+				if s.Values[http2.SettingInitialWindowSize] == stream && s.ConnectionWindow == connection {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	seen(128<<10, 512<<10)
+	p.write(t, "", config(listen, "1MiB", "4MiB"))
+	seen(1<<20, 4<<20)
+}
+
+// TestProxyStatusNamesARefusal starts a sidecar whose port is taken.
+func TestProxyStatusNamesARefusal(t *testing.T) {
+	a := envoytest.NewUpstream(t, named("a"))
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), ""))
+	p.serve(t)
+	_, good := p.sidecar(t)
+	file := runFairlead(t, p.dir, "bootstrap", "-f", p.file, "--listen", a.Addr().String(), "--admin", "unix:"+p.dir+"/taken", "--node", "taken")
+	envoytest.Start(t, []byte(file), envoytest.WithoutReadyWait())
+	var out string
+	envoytest.Eventually(t, "the refusal in proxy-status", func() bool {
+		out = runFairlead(t, p.dir, "proxy-status", "-f", p.file)
+		return strings.Contains(out, "NACKED")
+	})
+	for _, line := range strings.Split(out, "\n") {
+		if strings.Contains(line, "NACKED") && (!strings.HasPrefix(line, "taken ") || !strings.Contains(line, a.Addr().String())) {
+			t.Errorf("refusal: %s", line)
+		}
+	}
+	if status, _, _ := chat(t, good); status != http.StatusOK {
+		t.Errorf("the other sidecar answers %d", status)
+	}
+}
+
+// TestMetricsShowWhatHappened reads the Prometheus page after a few requests.
+func TestMetricsShowWhatHappened(t *testing.T) {
+	gpu := newEngine(t, "gpu-1")
+	p := newPlace(t, enginePool(envoytest.FreeAddr(t), 256, gpu))
+	p.serve(t)
+	_, listen := p.sidecar(t)
+	envoytest.Eventually(t, "steering", func() bool { _, h, _ := chat(t, listen); return h.Get("X-Route-Strategy") == "dynamic" })
+	_, _, _ = chat(t, listen, "x-route-strategy", "quantum")
+	want := []string{
+		`fairlead_requests_total{pool="gpu",reason="weighted",route="chat",strategy="dynamic"}`,
+		`fairlead_requests_total{pool="gpu",reason="legacy",route="chat",strategy="legacy"}`,
+		`fairlead_request_anomalies_total{kind="unknown_strategy"} 1`,
+		`fairlead_decision_seconds_count`,
+		`fairlead_plan_age_seconds`,
+		`fairlead_telemetry_age_seconds{endpoint="gpu-1",pool="gpu"}`,
+		`fairlead_endpoint_risk`, `fairlead_endpoint_share`, `fairlead_endpoint_in_flight`,
+		`fairlead_endpoint_state`,
+		`fairlead_xds_events_total{event="ack",type="CDS"}`,
+		`fairlead_accesslog_entries_total{kind="entries"}`,
+		`fairlead_scrape_events_total{kind="pages"}`,
+		`fairlead_budgets_total`,
+	}
+	var page string
+	envoytest.Eventually(t, "all families on the metrics page", func() bool {
+		response, err := client.Get("http://" + p.config.Serve.Admin.Target() + "/metrics")
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		page = string(text)
+		for _, w := range want {
+			if !strings.Contains(page, w) {
+				return false
+			}
+		}
+		return err == nil
+	})
+	if t.Failed() {
+		t.Log(page)
 	}
 }
 

@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"encoding/csv"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/term"
@@ -14,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/demo"
 	"github.com/fairlead-proxy/fairlead/internal/envoybin"
+	"github.com/fairlead-proxy/fairlead/internal/load"
 	"github.com/fairlead-proxy/fairlead/telemetry/sim"
 )
 
@@ -49,6 +53,7 @@ func runDemo(ctx context.Context, args []string, io stdio) error {
 	scorer := flags.String("scorer", "formula", "risk `model`: formula")
 	format := flags.String("o", "text", "output `format`: text or json")
 	compare := flags.Bool("compare", false, "run both strategies, in both orders, 3 seeds, with 1 and 16 sidecars, and print a table")
+	resultsFile := flags.String("results", "", "write every request with its times to this CSV `file`")
 	verbose := flags.Bool("v", false, "log what the parts say")
 	flags.Var(&faults, "fault", "`fault` KIND[(FACTOR)]:SERVER[@START][+LENGTH], such as slow:h100-2@10s; may be repeated")
 	if err := parse(flags, args, 0); err != nil {
@@ -70,6 +75,14 @@ func runDemo(ctx context.Context, args []string, io stdio) error {
 		Envoy: binary.Path, Sidecars: *sidecars, RPS: *rps, Duration: *duration, Strategy: s, Scorer: *scorer,
 		Seed: *seed, Faults: faults, Log: demoLog(io.err, *verbose),
 	}
+	if *resultsFile != "" {
+		results, err := newResults(*resultsFile)
+		if err != nil {
+			return err
+		}
+		defer results.close()
+		options.OnResult = results.add
+	}
 	if *compare {
 		return runCompare(ctx, options, *format, io)
 	}
@@ -78,6 +91,35 @@ func runDemo(ctx context.Context, args []string, io stdio) error {
 		reporter.Summary(summary)
 	}
 	return err
+}
+
+// results writes requests as CSV.
+type results struct {
+	mu   sync.Mutex
+	file *os.File
+	csv  *csv.Writer
+}
+
+func newResults(path string) (*results, error) {
+	file, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &results{file: file, csv: csv.NewWriter(file)}
+	return r, r.csv.Write([]string{"at_ms", "target", "server", "stream", "prompt_tokens", "output_tokens", "status", "late_ms", "headers_ms", "first_token_ms", "total_ms", "cut", "error"})
+}
+
+func (r *results) add(x load.Result) {
+	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 1, 64) }
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_ = r.csv.Write([]string{ms(x.At), x.Target, x.ServedBy, strconv.FormatBool(x.Stream), strconv.Itoa(x.Prompt), strconv.Itoa(x.Output),
+		strconv.Itoa(x.Status), ms(x.Late), ms(x.HeaderTime), ms(x.FirstToken), ms(x.Total), strconv.FormatBool(x.Cut), x.Err}) // kept by Writer.Error
+}
+
+func (r *results) close() {
+	r.csv.Flush()
+	_ = r.file.Close()
 }
 
 func runCompare(ctx context.Context, options demo.Options, format string, io stdio) error {

@@ -46,7 +46,10 @@ type Options struct {
 	Seed     uint64
 	// Faults are injected relative to the start of the load.
 	Faults []Fault
-	Log    *slog.Logger
+	// OnResult, if set, also sees every result; it is called from many
+	// goroutines at once and must not block for long.
+	OnResult func(load.Result)
+	Log      *slog.Logger
 }
 
 // Fault is a fault of one simulated server.

@@ -86,7 +86,7 @@ func (s *stack) measure(ctx context.Context, o Options, r Reporter) (Summary, er
 	before, started := s.usage(), time.Now()
 	go func() {
 		finished <- load.RunSequence(loading, arrivalsOf(o), load.Options{
-			Targets: s.targets, OnResult: results.add, DrainLimit: drainLimit,
+			Targets: s.targets, OnResult: both(results.add, o.OnResult), DrainLimit: drainLimit,
 		})
 	}()
 	err := s.watch(loading, stop, o, r, results, finished, started)
@@ -94,6 +94,16 @@ func (s *stack) measure(ctx context.Context, o Options, r Reporter) (Summary, er
 		err = nil
 	}
 	return s.summary(o, results, before, time.Since(started)), err
+}
+
+func both(first, second func(load.Result)) func(load.Result) {
+	if second == nil {
+		return first
+	}
+	return func(r load.Result) {
+		first(r)
+		second(r)
+	}
 }
 
 // watch reports once a second until the load has finished or a part of the

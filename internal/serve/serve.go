@@ -23,6 +23,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/fairlead-proxy/fairlead/admin"
@@ -72,6 +74,7 @@ type Server struct {
 
 	listeners struct{ xds, extproc, accessLog, admin net.Listener }
 	servers   struct{ xds, extproc, accessLog *grpc.Server }
+	xdsHealth *health.Server
 	ready     atomic.Bool
 }
 
@@ -139,6 +142,9 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 
 	s.servers.xds = grpc.NewServer(xds.ServerOptions()...)
 	s.publish.Register(s.servers.xds)
+	// A bootstrap with several control planes checks the health of each.
+	s.xdsHealth = health.NewServer()
+	healthv1.RegisterHealthServer(s.servers.xds, s.xdsHealth)
 
 	s.handler = admin.Handler(admin.Options{
 		Listen:     cfg.Serve.Admin.Target(),
@@ -261,7 +267,9 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	group.Go(func() error { return s.publish.Run(running) })
+	publishing, endPublishing := context.WithCancel(running)
+	defer endPublishing()
+	group.Go(func() error { return s.publish.Run(publishing) })
 	group.Go(func() error { return s.extproc.Run(running) })
 	group.Go(func() error { return s.scraper.Run(running, s.scoring.read) })
 	group.Go(func() error { return s.tick(running) })
@@ -277,7 +285,7 @@ func (s *Server) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-running.Done(): // a part failed
 	}
-	s.shutdown(http1)
+	s.shutdown(http1, endPublishing)
 	stop()
 	err := group.Wait()
 	return errors.Join(err, s.metrics.provider.Shutdown(context.WithoutCancel(ctx)))
@@ -286,11 +294,13 @@ func (s *Server) Run(ctx context.Context) error {
 // grace bounds each step of the shutdown.
 const grace = 2 * time.Second
 
-func (s *Server) shutdown(http1 *http.Server) {
+func (s *Server) shutdown(http1 *http.Server, endPublishing func()) {
 	s.ready.Store(false)
 	s.extproc.SetServing(false)
 	gracefully(s.servers.extproc)
 	gracefully(s.servers.accessLog)
+	s.xdsHealth.Shutdown()
+	endPublishing() // ends the ADS streams with a status
 	gracefully(s.servers.xds)
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
