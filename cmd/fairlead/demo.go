@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -42,7 +43,7 @@ var compareDefaults = struct {
 	sidecars         []int
 }{25 * time.Second, 2 * time.Second, []uint64{1, 2, 3}, []int{1, 16}}
 
-func runDemo(ctx context.Context, args []string, io stdio) error {
+func runDemo(ctx context.Context, args []string, io stdio) (err error) {
 	flags := newFlags("demo", "", "Runs simulated GPUs, serve, several real Envoys and a load on this machine; Ctrl-C ends it.", io)
 	var faults faultFlags
 	sidecars := flags.Int("sidecars", 4, "`number` of Envoys")
@@ -80,7 +81,7 @@ func runDemo(ctx context.Context, args []string, io stdio) error {
 		if err != nil {
 			return err
 		}
-		defer results.close()
+		defer func() { err = errors.Join(err, results.close()) }()
 		options.OnResult = results.add
 	}
 	if *compare {
@@ -117,9 +118,9 @@ func (r *results) add(x load.Result) {
 		strconv.Itoa(x.Status), ms(x.Late), ms(x.HeaderTime), ms(x.FirstToken), ms(x.Total), strconv.FormatBool(x.Cut), x.Err}) // kept by Writer.Error
 }
 
-func (r *results) close() {
+func (r *results) close() error {
 	r.csv.Flush()
-	_ = r.file.Close()
+	return errors.Join(r.csv.Error(), r.file.Close())
 }
 
 func runCompare(ctx context.Context, options demo.Options, format string, io stdio) error {

@@ -15,6 +15,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -70,7 +72,43 @@ func (o Options) check() error {
 	case o.Warmup < 0 || (o.Duration > 0 && o.Warmup >= o.Duration):
 		return fmt.Errorf("found warm-up %s; accepted: 0 or more, below the duration", o.Warmup)
 	}
+	return o.checkFaults()
+}
+
+// checkFaults refuses faults of servers that the demo does not run, before
+// anything is started.
+func (o Options) checkFaults() error {
+	cfg, err := simConfig(o.Seed)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, s := range cfg.Servers {
+		names = append(names, s.Name)
+	}
+	for _, f := range o.Faults {
+		if !slices.Contains(names, f.Server) {
+			return fmt.Errorf("found a fault of server %q; accepted: %s", f.Server, strings.Join(names, ", "))
+		}
+	}
 	return nil
+}
+
+// simConfig is the quickstart's fleet on free ports.
+func simConfig(seed uint64) (*sim.Config, error) {
+	file, err := examples.Quickstart.ReadFile("quickstart/fleet.yaml")
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := sim.Parse("fleet.yaml", file)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Seed = seed
+	for i := range cfg.Servers {
+		cfg.Servers[i].Listen = netip.MustParseAddrPort("127.0.0.1:0")
+	}
+	return cfg, nil
 }
 
 // stack is everything that runs.
@@ -117,17 +155,9 @@ func start(ctx context.Context, o Options, note func(string)) (_ *stack, err err
 }
 
 func (s *stack) startSim(o Options) error {
-	file, err := examples.Quickstart.ReadFile("quickstart/fleet.yaml")
+	cfg, err := simConfig(o.Seed)
 	if err != nil {
 		return err
-	}
-	cfg, err := sim.Parse("fleet.yaml", file)
-	if err != nil {
-		return err
-	}
-	cfg.Seed = o.Seed
-	for i := range cfg.Servers {
-		cfg.Servers[i].Listen = netip.MustParseAddrPort("127.0.0.1:0")
 	}
 	if s.sim, err = sim.New(cfg, o.Log); err != nil {
 		return err

@@ -269,12 +269,20 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	publishing, endPublishing := context.WithCancel(running)
 	defer endPublishing()
-	group.Go(func() error { return s.publish.Run(publishing) })
-	group.Go(func() error { return s.extproc.Run(running) })
-	group.Go(func() error { return s.scraper.Run(running, s.scoring.read) })
-	group.Go(func() error { return s.tick(running) })
+	part := func(ctx context.Context, run func(context.Context) error) {
+		group.Go(func() error {
+			if err := run(ctx); err != nil && ctx.Err() == nil {
+				return err
+			}
+			return nil // it ended because it was told to
+		})
+	}
+	part(publishing, s.publish.Run)
+	part(running, s.extproc.Run)
+	part(running, func(ctx context.Context) error { return s.scraper.Run(ctx, s.scoring.read) })
+	part(running, s.tick)
 	if s.configPath != "" {
-		group.Go(func() error { return watchFile(running, s.configPath, s.reload) })
+		part(running, func(ctx context.Context) error { return watchFile(ctx, s.configPath, s.reload) })
 	}
 	s.extproc.SetServing(true)
 	s.ready.Store(true)

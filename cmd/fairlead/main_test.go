@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+)
+
+// call runs the command as main does.
+func call(t *testing.T, args ...string) (code int, out, errs string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code = run(t.Context(), args, stdio{&stdout, &stderr})
+	return code, stdout.String(), stderr.String()
+}
+
+const quickstart = "../../examples/quickstart/fairlead.yaml"
+
+func TestFaultsOfTheCallExitWith2AndSayWhatIsAccepted(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		says string
+	}{
+		{"unknown command", []string{"fly"}, `unknown command "fly"`},
+		{"unknown flag", []string{"validate", "-z"}, "-z"},
+		{"argument too many", []string{"schema", "x"}, `unexpected argument "x"`},
+		{"unknown strategy", []string{"demo", "--strategy", "quantum"}, "accepted: legacy, dynamic"},
+		{"unknown fault", []string{"demo", "--fault", "boom:h100-1"}, "accepted:"},
+		{"unknown format", []string{"demo", "-o", "xml"}, "accepted: text, json"},
+		{"unknown group", []string{"bootstrap", "-f", quickstart, "--group", "nope"}, "accepted: [edge]"},
+		{"bad listen", []string{"bootstrap", "-f", quickstart, "--listen", "here"}, "accepted: ip:port"},
+		{"bad bootstrap format", []string{"bootstrap", "-f", quickstart, "-o", "toml"}, "accepted: yaml, json"},
+		{"rollout without weights", []string{"rollout", "set", "chat"}, "accepted: get, set ROUTE POOL=WEIGHT"},
+		{"rollout with a bad weight", []string{"rollout", "set", "-f", quickstart, "chat", "h100=-1"}, "whole number"},
+		{"rollout with a pool twice", []string{"rollout", "set", "chat", "a=1", "a=2"}, "twice"},
+		{"bad table format", []string{"fleet", "-f", quickstart, "-o", "csv"}, "accepted: table, json"},
+		{"bad log level", []string{"serve", "-f", quickstart, "--log-level", "loud"}, "accepted: debug, info, warn, error"},
+	} {
+		code, _, errs := call(t, c.args...)
+		if code != exitUsage || !strings.Contains(errs, c.says) {
+			t.Errorf("%s: exit %d, %q; want exit 2 and %q", c.name, code, errs, c.says)
+		}
+	}
+}
+
+func TestMissingFileExitsWith1AndNamesIt(t *testing.T) {
+	code, _, errs := call(t, "validate", "-f", "/nowhere/fairlead.yaml")
+	if code != exitFailed || !strings.Contains(errs, "/nowhere/fairlead.yaml") {
+		t.Errorf("exit %d, %q", code, errs)
+	}
+}
+
+func TestUnknownScorerIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	text, err := os.ReadFile(quickstart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "fairlead.yaml")
+	text = bytes.Replace(text, []byte("stateDir: .fairlead"), []byte("stateDir: "+dir), 1)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errs := call(t, "serve", "-f", file, "--scorer", "dice")
+	if code == 0 || !strings.Contains(errs, "accepted: formula") {
+		t.Errorf("exit %d, %q", code, errs)
+	}
+}
+
+func TestHelpNamesEveryCommandAndTheReadmeDoesToo(t *testing.T) {
+	code, out, _ := call(t, "help")
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code != 0 {
+		t.Errorf("help exits %d", code)
+	}
+	for _, c := range commands {
+		if !strings.Contains(out, "  "+c.name+" ") {
+			t.Errorf("help lacks %s", c.name)
+		}
+		if !strings.Contains(string(readme), "`fairlead "+c.name) {
+			t.Errorf("README's table lacks fairlead %s", c.name)
+		}
+		if code, _, errs := call(t, c.name, "-h"); code != 0 || !strings.Contains(errs, "Usage: fairlead "+c.name) {
+			t.Errorf("%s -h: exit %d, %q", c.name, code, errs)
+		}
+	}
+	for _, m := range regexp.MustCompile("\\| `fairlead ([a-z-]+)").FindAllStringSubmatch(string(readme), -1) {
+		found := false
+		for _, c := range commands {
+			found = found || c.name == m[1]
+		}
+		if !found {
+			t.Errorf("README's table has fairlead %s, which does not exist", m[1])
+		}
+	}
+}
+
+func TestSchemaAndBootstrapPrintWhatTheyPromise(t *testing.T) {
+	code, out, _ := call(t, "schema")
+	if code != 0 || !json.Valid([]byte(out)) {
+		t.Errorf("schema: exit %d, valid JSON: %v", code, json.Valid([]byte(out)))
+	}
+	code, out, _ = call(t, "bootstrap", "-f", quickstart, "-o", "json", "--node", "n1", "--listen", "127.0.0.1:7777")
+	if code != 0 || !json.Valid([]byte(out)) || !strings.Contains(out, "127.0.0.1:7777") || !strings.Contains(out, `"n1"`) {
+		t.Errorf("bootstrap: exit %d\n%s", code, out)
+	}
+}
+
+func TestReadersSayWhenNobodyServes(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	for _, args := range [][]string{{"fleet", "--admin", address}, {"proxy-status", "--admin", address}, {"rollout", "get", "--admin", address}} {
+		code, _, errs := call(t, args...)
+		if code != exitFailed || !strings.Contains(errs, address) || !strings.Contains(errs, "is it running?") {
+			t.Errorf("%v: exit %d, %q", args, code, errs)
+		}
+	}
+}
+
+func TestTables(t *testing.T) {
+	var out bytes.Buffer
+	err := showFleet(&out, "table", admin.Fleet{Pools: []admin.Pool{{Name: "h100", Endpoints: []admin.Endpoint{
+		{Name: "h100-1", Address: "10.0.0.1:80", Risk: 0.42, Known: true, State: "neutral", Share: 0.75, InFlight: 7, TelemetryAge: 0.21, Why: "none"},
+		{Name: "h100-2", Address: "10.0.0.2:80", State: "unknown", TelemetryAge: -1},
+	}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"0.42", "75.0 %", "210ms", "h100-2", "unknown"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("fleet table lacks %q:\n%s", want, out.String())
+		}
+	}
+	out.Reset()
+	since := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	err = showSplits(&out, "table", []admin.Split{{Route: "chat", ByHand: true, Since: since,
+		File:      []admin.Weight{{Pool: "a", BasisPoints: 1000}, {Pool: "b", BasisPoints: 9000}},
+		Effective: []admin.Weight{{Pool: "a", BasisPoints: 10_000}, {Pool: "b"}}}})
+	if err != nil || !strings.Contains(out.String(), "a=100.00% b=0.00%") || !strings.Contains(out.String(), "2026-11-29T12:00:00Z") {
+		t.Errorf("splits table: %v\n%s", err, out.String())
+	}
+	out.Reset()
+	err = showProxies(&out, "json", []admin.Proxy{{Node: "n1", Types: []admin.ProxyType{{Type: "LDS", State: "NACKED", Reason: "cannot bind"}}}})
+	var back []admin.Proxy
+	if err != nil || json.Unmarshal(out.Bytes(), &back) != nil || back[0].Types[0].Reason != "cannot bind" {
+		t.Errorf("proxies as JSON: %v\n%s", err, out.String())
+	}
+}
+
+func TestInterruptedBeforeItBegan(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	var out, errs bytes.Buffer
+	if code := run(ctx, []string{"sim", "-f", "../../telemetry/sim/testdata/fleet.yaml"}, stdio{&out, &errs}); code != 0 {
+		t.Errorf("sim after an interrupt: exit %d, %s", code, errs.String())
+	}
+}

@@ -1,0 +1,140 @@
+package demo
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/load"
+)
+
+func stream(at, first time.Duration, edit func(*load.Result)) load.Result {
+	r := load.Result{Arrival: load.Arrival{At: at, Stream: true}, Status: 200, FirstToken: first, Total: first + time.Second, ServedBy: "h100-1"}
+	if edit != nil {
+		edit(&r)
+	}
+	return r
+}
+
+func TestRecorderHidesNoWait(t *testing.T) {
+	r := newRecorder(time.Second)
+	r.add(stream(0, 9*time.Second, nil)) // warm-up
+	r.add(stream(2*time.Second, 100*time.Millisecond, nil))
+	r.add(stream(2*time.Second, 3*time.Second, nil))
+	// Cut at the end without a first token: it has waited for 20 s.
+	r.add(stream(3*time.Second, 0, func(x *load.Result) { x.Cut, x.Err, x.Total = true, "cut", 20*time.Second }))
+	r.add(stream(3*time.Second, 0, func(x *load.Result) { x.Status = 503 }))
+	r.add(stream(3*time.Second, 0, func(x *load.Result) { x.Status = 429 }))
+	r.add(stream(3*time.Second, 0, func(x *load.Result) { x.Incomplete, x.Err = true, "broken off" }))
+	r.add(load.Result{Arrival: load.Arrival{At: 3 * time.Second}, Status: 200, FirstToken: 50 * time.Second, Whole: true})
+	r.close()
+	r.add(stream(4*time.Second, time.Hour, nil)) // after the end
+	b := r.total
+	if b.done != 7 || b.errors != 2 || b.throttled != 1 || b.unfinished != 1 || len(b.firstToken) != 3 || b.slow() != 2 {
+		t.Errorf("total: %+v, slow %d", b, b.slow())
+	}
+	second := r.take()
+	if n := second["h100-1"].done; n != 7 {
+		t.Errorf("this second: %d from h100-1, want 7 (the warm-up is shown, the end is not)", n)
+	}
+	if len(r.take()) != 0 {
+		t.Error("a second is given out twice")
+	}
+}
+
+func TestSecondJoinsFleetAndAnswers(t *testing.T) {
+	f := admin.Fleet{Pools: []admin.Pool{{Name: "h100", Endpoints: []admin.Endpoint{
+		{Name: "h100-1", Risk: 0.2, Known: true, State: "preferred", Share: 0.6, InFlight: 3},
+		{Name: "h100-2", State: "unknown", Share: 0.4, InFlight: 1},
+	}}}}
+	answers := map[string]*bucket{
+		"h100-1": {done: 4, errors: 1, firstToken: []time.Duration{40 * time.Millisecond, 20 * time.Millisecond}},
+		"":       {done: 2, throttled: 2},
+	}
+	s := secondOf(f, map[string]float64{"h100": 0.67}, answers, 2*time.Second)
+	s.Strategy, s.Sidecars, s.Elapsed = "dynamic", 4, 7
+	if s.Unserved != 2 || len(s.Rows) != 3 {
+		t.Fatalf("%+v", s)
+	}
+	pool := s.Rows[0]
+	if *pool.Risk != 0.2 || pool.InFlight != 4 || pool.RPS != 2 || *pool.P50 != 20 || *pool.P99 != 40 || pool.Errors != 1 || pool.Weight != 0.67 {
+		t.Errorf("pool: %+v", pool)
+	}
+	if s.Rows[2].Risk != nil || s.Rows[2].P50 != nil {
+		t.Errorf("unknown numbers are shown as numbers: %+v", s.Rows[2])
+	}
+	var text bytes.Buffer
+	l := &lines{w: &text, redraw: true}
+	l.Second(s)
+	first := text.String()
+	if strings.Contains(first, "\x1b") || !strings.Contains(first, "h100-2         -  unknown") {
+		t.Errorf("first table:\n%s", first)
+	}
+	l.Second(s)
+	if !strings.Contains(text.String(), "\x1b[5A\x1b[J") {
+		t.Errorf("second table does not redraw over the five lines of the first:\n%q", text.String())
+	}
+	if encoded, err := json.Marshal(s); err != nil || !strings.Contains(string(encoded), `"ttft_p50_ms":null`) {
+		t.Errorf("json: %s, %v", encoded, err)
+	}
+}
+
+func TestComparePairsAndJudges(t *testing.T) {
+	run := func(p99 float64, errors int) Summary {
+		return Summary{P99: p99, Errors: errors, CPU: []CPU{{"fairlead", 0.1}, {"envoy", 0.2}, {"envoy", 0.3}}}
+	}
+	pairs := []pair{{run(1000, 1), run(500, 1)}, {run(1200, 0), run(720, 1)}, {run(900, 1), run(430, 0)}}
+	rows := map[string]Compare{}
+	for _, f := range figures() {
+		rows[f.name] = compare(16, f, pairs)
+	}
+	p99 := rows["TTFT p99 ms"]
+	if p99.Better != "dynamic" || math.Abs(p99.Difference+1450.0/3) > 1e-9 || p99.DifferenceHalf <= 0 {
+		t.Errorf("p99: %+v", p99)
+	}
+	if e := rows["errors"]; e.Better != "" {
+		t.Errorf("errors differ within noise: %+v", e)
+	}
+	if c := rows["CPU busiest Envoy, cores"]; c.Better != "-" || c.Legacy != 0.3 {
+		t.Errorf("CPU is described, not judged: %+v", c)
+	}
+	c := Comparison{Rows: []Compare{p99, rows["errors"]}}
+	var out bytes.Buffer
+	c.WriteTable(&out)
+	if !strings.Contains(out.String(), "within noise") || !strings.Contains(out.String(), "1033 ±") {
+		t.Errorf("table:\n%s", out.String())
+	}
+	for i := range pairs {
+		pairs[i] = pair{pairs[i].dynamic, pairs[i].legacy}
+	}
+	if r := compare(1, figures()[2], pairs); r.Better != "legacy" {
+		t.Errorf("a loss is not shown as one: %+v", r)
+	}
+}
+
+func TestOptionsOutOfRangeAreRefused(t *testing.T) {
+	good := Options{Sidecars: 1, RPS: 40, Strategy: fleet.StrategyDynamic}
+	if err := good.check(); err != nil {
+		t.Fatal(err)
+	}
+	for name, edit := range map[string]func(*Options){
+		"0 sidecars":     func(o *Options) { o.Sidecars = 0 },
+		"65 sidecars":    func(o *Options) { o.Sidecars = 65 },
+		"no rate":        func(o *Options) { o.RPS = 0 },
+		"NaN":            func(o *Options) { o.RPS = math.NaN() },
+		"negative time":  func(o *Options) { o.Duration = -1 },
+		"long warm-up":   func(o *Options) { o.Duration, o.Warmup = time.Second, time.Second },
+		"unknown server": func(o *Options) { o.Faults = []Fault{{Server: "h100-9"}} },
+	} {
+		o := good
+		edit(&o)
+		if err := o.check(); err == nil || !strings.Contains(err.Error(), "accepted") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

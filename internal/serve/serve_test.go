@@ -1,0 +1,327 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
+	"github.com/fairlead-proxy/fairlead/telemetry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// testConfig is a config with sockets of its own and one pool of three
+// endpoints.
+func testConfig(t *testing.T) *fleet.Config {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "fl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cfg, err := fleet.Parse("test.yaml", fmt.Appendf(nil, `apiVersion: fairlead/v1alpha1
+kind: Fairlead
+serve: { xds: "unix:%[1]s/xds", extproc: "unix:%[1]s/ep", accessLog: "unix:%[1]s/als", admin: 127.0.0.1:9999, stateDir: %[1]s/state }
+groups: [ { name: edge, listener: { address: 127.0.0.1:10000 }, routes: [chat] } ]
+pools:
+  - name: gpu
+    maxInFlight: 4
+    telemetry: { source: scrape }
+    endpoints: [ { name: g1, address: 127.0.0.1:1001 }, { name: g2, address: 127.0.0.1:1002 }, { name: g3, address: 127.0.0.1:1003 } ]
+  - { name: spare, endpoints: [ { name: s1, address: 127.0.0.1:1004 } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, split: [ { pool: spare, weight: 0 }, { pool: gpu, weight: 1 } ] }
+`, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Serve.Admin.Host = "127.0.0.1:0"
+	return cfg
+}
+
+func TestServerRunsAndEndsInOrder(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.readiness(); err == nil {
+		t.Error("ready before Run")
+	}
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	deadline := time.Now().Add(20 * time.Second)
+	for s.readiness() != nil || s.Fleet().Tick < 3 {
+		if time.Now().After(deadline) {
+			t.Fatal("not ready, or no ticks")
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if f := s.Fleet(); len(f.Pools) != 2 || f.Plan == "" || f.Pools[0].Endpoints[0].Share != 1.0/3 {
+		t.Errorf("fleet: %+v", f)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if err := s.readiness(); err == nil {
+		t.Error("ready after the end")
+	}
+}
+
+func TestListenNamesWhatIsInUse(t *testing.T) {
+	cfg := testConfig(t)
+	taken, err := net.Listen("unix", cfg.Serve.ExtProc.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	s, err := New(Options{Config: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Listen()
+	if err == nil || !strings.Contains(err.Error(), "serve.extproc") || !strings.Contains(err.Error(), cfg.Serve.ExtProc.Path) || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("error: %v", err)
+	}
+	// What was bound before is free again.
+	again, err := net.Listen("unix", cfg.Serve.XDS.Path)
+	if err != nil {
+		t.Fatalf("xds socket is still held: %v", err)
+	}
+	_ = again.Close()
+}
+
+func TestListenReplacesALeftSocketAndNothingElse(t *testing.T) {
+	dir := t.TempDir()
+	left := filepath.Join(dir, "left")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: left, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
+	got, err := listen("x", fleet.Address{Path: left})
+	if err != nil {
+		t.Fatalf("a socket that nobody answers on: %v", err)
+	}
+	info, err := os.Stat(left)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
+	}
+	_ = got.Close()
+
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("keep"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen("x", fleet.Address{Path: file}); err == nil {
+		t.Error("a plain file was replaced by a socket")
+	}
+	if kept, _ := os.ReadFile(file); string(kept) != "keep" {
+		t.Errorf("the file holds %q", kept)
+	}
+}
+
+func TestReconfigureKeepsTheProcessAndRefusesServe(t *testing.T) {
+	cfg := testConfig(t)
+	s, err := New(Options{Config: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := *cfg
+	other.Serve.Shard = 7
+	if err := s.Reconfigure(&other); !errors.Is(err, errRestart) {
+		t.Errorf("a change under serve: %v", err)
+	}
+	smaller := *cfg
+	smaller.Pools = append([]fleet.Pool(nil), cfg.Pools...)
+	smaller.Pools[0].Endpoints = cfg.Pools[0].Endpoints[:2]
+	if err := s.Reconfigure(&smaller); err != nil {
+		t.Fatal(err)
+	}
+	s.step(time.Now())
+	if n := len(s.Fleet().Pools[0].Endpoints); n != 2 {
+		t.Errorf("%d endpoints after one was removed, want 2", n)
+	}
+}
+
+func TestSplitsByHandMoveThePlanToo(t *testing.T) {
+	cfg := testConfig(t)
+	s, err := New(Options{Config: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	decide := func(arm string) plan.Decision {
+		t.Helper()
+		s.step(time.Now())
+		p := s.plan.Load()
+		route, ok := p.Route("chat")
+		pool, known := p.Pool(arm)
+		if !ok || !known {
+			t.Fatal("route or pool is not in the plan")
+		}
+		return p.Decide(plan.Class{Route: route, Arm: pool, Strategy: fleet.StrategyDynamic, Generates: true}, 1, s.ledger)
+	}
+	if d := decide("gpu"); d.Action != plan.ActionSteer || d.N != 2 {
+		t.Errorf("with all weight on gpu: %+v", d)
+	}
+	if err := s.SetSplit("chat", map[string]uint32{"gpu": 0, "spare": 5}); err != nil {
+		t.Fatal(err)
+	}
+	if d := decide("spare"); d.Action != plan.ActionSteer || s.plan.Load().PoolName(d.Arm) != "spare" {
+		t.Errorf("with all weight on spare: %+v", d)
+	}
+	if got := s.Splits()[0]; !got.ByHand || got.Effective[0].BasisPoints != 10_000 || got.File[1].BasisPoints != 10_000 {
+		t.Errorf("splits: %+v", got)
+	}
+	if err := s.SetSplit("chat", map[string]uint32{"gpu": 0, "spare": 0}); err == nil {
+		t.Error("all weights 0 were taken")
+	}
+	if err := s.SetSplit("nope", map[string]uint32{"gpu": 1}); err == nil || !strings.Contains(err.Error(), "chat") {
+		t.Errorf("unknown route: %v", err)
+	}
+	if err := s.ClearSplit("chat"); err != nil || s.Splits()[0].ByHand {
+		t.Errorf("clear: %v, %+v", err, s.Splits()[0])
+	}
+}
+
+func TestEndsCountStreaksAndRates(t *testing.T) {
+	var e ends
+	end := func(cause fleet.Cause, code int) {
+		e.add(fleet.Outcome{Kind: fleet.AttemptEnded, Cause: cause, Code: code})
+	}
+	end(fleet.CauseServerError, 500)
+	end(fleet.CauseServerError, 500)
+	end(fleet.CauseClientGone, 0) // says nothing about the server
+	if o := e.own(); o.OOMStreak != 2 || o.Errors5s != 2 || o.Attempts5s != 2 {
+		t.Errorf("after two 500s and a caller that left: %+v", o)
+	}
+	end(fleet.CauseClientError, 400)
+	if o := e.own(); o.OOMStreak != 0 || o.Successes != 1 || o.Attempts5s != 3 {
+		t.Errorf("after a 400, which a working server sends: %+v", o)
+	}
+	end(fleet.CauseConnectFailed, 0)
+	end(fleet.CauseReset, 0)
+	if o := e.own(); o.ConnectStreak != 2 {
+		t.Errorf("after a refusal and a reset: %+v", o)
+	}
+	end(fleet.CauseServerError, 503)
+	if o := e.own(); o.ConnectStreak != 0 || o.OOMStreak != 0 {
+		t.Errorf("a 503 ends the streak of failed connections and is no 500: %+v", o)
+	}
+	for range errorTicks {
+		e.tick()
+	}
+	if o := e.own(); o.Errors5s != 0 || o.Attempts5s != 0 {
+		t.Errorf("5 s later: %+v", o)
+	}
+}
+
+func TestReadingsBeyondTheBoundDropTheOldest(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}
+	for i := range maxReadings + 10 {
+		s.scoring.read(telemetry.Reading{Endpoint: key, Sample: telemetry.Sample{
+			At: time.Now(), Known: telemetry.HasKVUsage, KVUsage: float64(i),
+		}})
+	}
+	if n := len(s.scoring.readings); n != maxReadings {
+		t.Errorf("%d readings wait, want %d", n, maxReadings)
+	}
+	if last := s.scoring.readings[maxReadings-1].Sample.KVUsage; last != maxReadings+9 {
+		t.Errorf("the newest reading is %v", last)
+	}
+	s.scoring.read(telemetry.Reading{Endpoint: key, Err: errors.New("refused")})
+	if n := len(s.scoring.readings); n != maxReadings {
+		t.Errorf("a failed reading was queued: %d", n)
+	}
+}
+
+func TestWatchSeesRenamesAndSwappedLinks(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("v1", "1")
+	write("v2", "2")
+	link := filepath.Join(dir, "config.yaml")
+	if err := os.Symlink("v1", link); err != nil {
+		t.Fatal(err)
+	}
+	changed := make(chan struct{}, 100)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- watchFile(ctx, link, func() { changed <- struct{}{} }) }()
+	await := func(what string, do func() error) {
+		t.Helper()
+		// The watch may begin after the change: change until it is seen.
+		deadline := time.After(20 * time.Second)
+		for {
+			if err := do(); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-changed:
+				return
+			case <-deadline:
+				t.Fatalf("%s was not seen", what)
+			case <-time.After(3 * settle):
+			}
+		}
+	}
+	await("a swapped link", func() error {
+		next := link + ".next"
+		_ = os.Remove(next)
+		if err := os.Symlink("v2", next); err != nil {
+			return err
+		}
+		return os.Rename(next, link)
+	})
+	await("a file renamed into place", func() error {
+		write("tmp", "3")
+		return os.Rename(filepath.Join(dir, "tmp"), link)
+	})
+	await("a write in place", func() error { write("config.yaml", "4"); return nil })
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLabelsAreBounded(t *testing.T) {
+	l := newLabels("other")
+	for i := range maxSeries + 100 {
+		l.add(fmt.Sprint(i), 1)
+	}
+	series, other := 0, int64(0)
+	l.each(func(k string, n int64) {
+		series++
+		if k == "other" {
+			other = n
+		}
+	})
+	if series != maxSeries || other != 101 {
+		t.Errorf("%d series, %d under other; want %d and 101", series, other, maxSeries)
+	}
+}
