@@ -34,9 +34,6 @@ type Fleet struct {
 	Pools    []Pool    `json:"pools"`
 }
 
-// PlanAge is the age of the plan at the moment At.
-func (f Fleet) PlanAge() time.Duration { return f.At.Sub(f.Compiled) }
-
 // Pool is one pool of a Fleet.
 type Pool struct {
 	Name      string     `json:"name"`

@@ -160,12 +160,58 @@ func TestAnswersCarryTheContract(t *testing.T) {
 	_, header, _ = chat(t, listen, "x-route-strategy", "quantum")
 	check("unknown strategy", "legacy", header)
 
+	status, header, body, err := tryPost("http://"+listen+"/v1/nowhere", "{}")
+	if err != nil || status != http.StatusOK {
+		t.Errorf("a path that does not generate: status %d, %s, %v", status, body, err)
+	}
+	check("a path that does not generate", "dynamic", header)
+
 	process.kill()
-	status, header, _ := chat(t, listen, spoofed...)
+	status, header, _ = chat(t, listen, spoofed...)
 	if status != http.StatusOK {
 		t.Errorf("dead: status %d", status)
 	}
 	check("dead", "legacy", header)
+}
+
+// TestRefusalsCarryTheIDs asks for what no route takes.
+func TestRefusalsCarryTheIDs(t *testing.T) {
+	a := envoytest.NewUpstream(t, named("a"))
+	p := newPlace(t, strings.Replace(twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), ""), "prefix: / }", "prefix: /v1/ }", 1))
+	process := p.serve(t)
+	_, listen := p.sidecar(t)
+	envoytest.Eventually(t, "steering", func() bool { _, h, _ := chat(t, listen); return h.Get("X-Route-Strategy") == "dynamic" })
+	status, header, body, err := tryPost("http://"+listen+"/nothing/here", "{}")
+	if err != nil || status != http.StatusNotFound || !strings.Contains(body, `"error"`) {
+		t.Errorf("status %d, %s, %v", status, body, err)
+	}
+	for _, name := range []string{"X-Fairlead-Decision", "X-Execution-Graph-Id", "X-Request-Id", "X-Route-Strategy"} {
+		if got := header.Values(name); len(got) != 1 || got[0] == "" {
+			t.Errorf("404 has %s: %q", name, got)
+		}
+	}
+	process.kill()
+	status, header, _, err = tryPost("http://"+listen+"/nothing/here", "{}")
+	if err != nil || status != http.StatusNotFound || header.Get("X-Route-Strategy") != "legacy" {
+		t.Errorf("dead: status %d, strategy %q, %v", status, header.Get("X-Route-Strategy"), err)
+	}
+}
+
+// TestServeEndsCleanlyUnderLoad interrupts serve, as a roll-out of it does.
+func TestServeEndsCleanlyUnderLoad(t *testing.T) {
+	a, b := envoytest.NewUpstream(t, named("a")), envoytest.NewUpstream(t, named("b"))
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 50, 50, a.Addr(), b.Addr(), ""))
+	process := p.serve(t)
+	_, listen := p.sidecar(t)
+	load := startLoad(t, 200, listen)
+	envoytest.Eventually(t, "traffic", func() bool { sent, _ := load.counts(); return sent > 50 })
+	process.interrupt()
+	if code := process.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit %d:\n%s", code, process.out)
+	}
+	sent, _ := load.counts()
+	envoytest.Eventually(t, "traffic without serve", func() bool { now, _ := load.counts(); return now > sent+50 })
+	load.mustNotFail(t)
 }
 
 // TestStreamsPassUntouched sends each event of a stream only after the one
@@ -337,6 +383,7 @@ func TestMetricsShowWhatHappened(t *testing.T) {
 	p := newPlace(t, enginePool(envoytest.FreeAddr(t), 256, gpu))
 	p.serve(t)
 	_, listen := p.sidecar(t)
+	envoytest.Eventually(t, "telemetry", func() bool { return p.endpoint(t, "gpu-1").Known })
 	envoytest.Eventually(t, "steering", func() bool { _, h, _ := chat(t, listen); return h.Get("X-Route-Strategy") == "dynamic" })
 	_, _, _ = chat(t, listen, "x-route-strategy", "quantum")
 	want := []string{
@@ -354,6 +401,11 @@ func TestMetricsShowWhatHappened(t *testing.T) {
 		`fairlead_budgets_total`,
 	}
 	var page string
+	defer func() {
+		if t.Failed() {
+			t.Log(page)
+		}
+	}()
 	envoytest.Eventually(t, "all families on the metrics page", func() bool {
 		response, err := client.Get("http://" + p.config.Serve.Admin.Target() + "/metrics")
 		if err != nil {
@@ -369,9 +421,6 @@ func TestMetricsShowWhatHappened(t *testing.T) {
 		}
 		return err == nil
 	})
-	if t.Failed() {
-		t.Log(page)
-	}
 }
 
 // TestFaultyConfigIsListedWithLines runs the command as an operator does.

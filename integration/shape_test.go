@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -850,12 +851,15 @@ func TestShapeFollowsDecisions(t *testing.T) {
 		expectHeader(t, got, "X-Fairlead-Decision", "1718924567123-007-0001")
 		expectHeader(t, got, "X-Request-Id", "*")
 	})
-	t.Run("ext_proc is not asked where nothing is decided", func(t *testing.T) {
-		before := len(p.requests())
-		expectError(t, e.get("/v2"), 404, fleet.DialectOpenAI, "/v2")
-		if after := len(p.requests()); after != before {
-			t.Errorf("ext_proc was asked %d times", after-before)
-		}
+	t.Run("a 404 carries the ids that ext_proc gave it", func(t *testing.T) {
+		p.answerWith(func(*extprocv3.ProcessingRequest) *extprocv3.ProcessingResponse {
+			unknown := maps.Clone(logged)
+			unknown["strategy"] = "legacy"
+			return reply(metadata{"fairlead.log": unknown})
+		})
+		got := e.get("/v2")
+		expectError(t, got, 404, fleet.DialectOpenAI, "/v2")
+		expectHeader(t, got, "X-Fairlead-Decision", "1718924567123-007-0001")
 	})
 	t.Run("Envoy's own answers carry the decision", func(t *testing.T) {
 		for _, u := range ups(a1, a2, b, c) {

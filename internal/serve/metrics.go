@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -179,11 +180,11 @@ func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
 	gauge := func(name, unit, description string) (metric.Float64ObservableGauge, error) {
 		return meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
 	}
-	risk, err := gauge("fairlead.endpoint.risk", "1", "Risk of the endpoint, 0 to 1.")
+	risk, err := gauge("fairlead.endpoint.risk", "", "Risk of the endpoint, 0 to 1.")
 	if err != nil {
 		return err
 	}
-	weight, err := gauge("fairlead.endpoint.share", "1", "Part of the pool's new requests that the plan sends to the endpoint, 0 to 1.")
+	weight, err := gauge("fairlead.endpoint.share", "", "Part of the pool's new requests that the plan sends to the endpoint, 0 to 1.")
 	if err != nil {
 		return err
 	}
@@ -195,7 +196,7 @@ func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
 	if err != nil {
 		return err
 	}
-	state, err := gauge("fairlead.endpoint.state", "1", "1 for the state that the endpoint is in.")
+	state, err := gauge("fairlead.endpoint.state", "", "1 for the state that the endpoint is in.")
 	if err != nil {
 		return err
 	}
@@ -206,7 +207,7 @@ func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		f := fleet()
 		if f.Plan != "" {
-			o.ObserveFloat64(plan, f.PlanAge().Seconds())
+			o.ObserveFloat64(plan, time.Since(f.Compiled).Seconds())
 		}
 		for _, p := range f.Pools {
 			for _, e := range p.Endpoints {
