@@ -475,6 +475,20 @@ func TestDemoRunsAndEnds(t *testing.T) {
 	checkDemo(t, out)
 }
 
+// TestDemoCompares runs the smallest comparison and reads its table.
+func TestDemoCompares(t *testing.T) {
+	envoytest.Binary(t)
+	out := runFairlead(t, t.TempDir(), "demo", "--compare", "--seeds", "1", "--compare-sidecars", "1", "--duration", "2s", "--rps", "8", "--fault", "slow:h100-2@1s")
+	for _, want := range []string{"TTFT p50 ms", "TTFT p95 ms", "TTFT p99 ms", "over 2 s %", "errors", "429s", "GPU h100 %", "GPU a100 %", "CPU all Envoys", "machine idle %"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the table lacks %q:\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "NaN") || strings.Contains(out, "Inf") {
+		t.Errorf("the table has numbers that are none:\n%s", out)
+	}
+}
+
 // TestDemoEndsCleanlyOnInterrupt interrupts a demo without an end.
 func TestDemoEndsCleanlyOnInterrupt(t *testing.T) {
 	envoytest.Binary(t)

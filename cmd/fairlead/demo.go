@@ -2,15 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/csv"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"strconv"
-	"sync"
+	"strings"
 	"time"
 
 	"golang.org/x/term"
@@ -18,7 +18,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/demo"
 	"github.com/fairlead-proxy/fairlead/internal/envoybin"
-	"github.com/fairlead-proxy/fairlead/internal/load"
 	"github.com/fairlead-proxy/fairlead/telemetry/sim"
 )
 
@@ -36,35 +35,94 @@ func (f *faultFlags) Set(s string) error {
 	return nil
 }
 
-// compareDefaults are what --compare runs when flags don't say otherwise.
-var compareDefaults = struct {
-	duration, warmup time.Duration
-	seeds            []uint64
-	sidecars         []int
-}{25 * time.Second, 2 * time.Second, []uint64{1, 2, 3}, []int{1, 16}}
+// What --compare measures by default: the length of one run, and of its first
+// part that does not count.
+const (
+	compareDuration = 25 * time.Second
+	compareWarmup   = 2 * time.Second
+)
 
-func runDemo(ctx context.Context, args []string, io stdio) (err error) {
+// compareFlags say which runs --compare makes.
+type compareFlags struct {
+	seeds    int
+	sidecars string
+}
+
+// options turns the flags into what is run.
+func (c compareFlags) options(o demo.Options) (demo.CompareOptions, error) {
+	out := demo.CompareOptions{Options: o}
+	if c.seeds < 1 || c.seeds > 100 {
+		return out, fmt.Errorf("--seeds %d; accepted: 1…100", c.seeds)
+	}
+	for seed := range c.seeds {
+		out.Seeds = append(out.Seeds, o.Seed+uint64(seed))
+	}
+	for _, word := range strings.Split(c.sidecars, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 || n > demo.MaxSidecars {
+			return out, fmt.Errorf("--compare-sidecars %q; accepted: numbers 1…%d with commas between them", c.sidecars, demo.MaxSidecars)
+		}
+		out.Sidecars = append(out.Sidecars, n)
+	}
+	if out.Duration == 0 {
+		out.Duration = compareDuration
+	}
+	out.Warmup = min(compareWarmup, out.Duration/2)
+	return out, nil
+}
+
+// demoFlags are the flags of `fairlead demo`.
+type demoFlags struct {
+	options                   demo.Options
+	faults                    faultFlags
+	strategy, format, results string
+	compare, verbose          bool
+	compared                  compareFlags
+}
+
+func (f *demoFlags) register(flags *flag.FlagSet) {
+	flags.IntVar(&f.options.Sidecars, "sidecars", 4, "`number` of Envoys")
+	flags.Float64Var(&f.options.RPS, "rps", demo.DefaultRPS, "requests per second over all sidecars; the fleet saturates near 47")
+	flags.DurationVar(&f.options.Duration, "duration", 0, "how long the load lasts; 0 is until interrupted (with --compare: 25s a run)")
+	flags.Uint64Var(&f.options.Seed, "seed", 1, "seed of arrivals and lengths")
+	flags.StringVar(&f.options.Scorer, "scorer", "formula", "risk `model`: formula")
+	flags.StringVar(&f.strategy, "strategy", "dynamic", "`strategy`: legacy or dynamic")
+	flags.StringVar(&f.format, "o", "text", "output `format`: text or json")
+	flags.StringVar(&f.results, "results", "", "write every request with its times to this CSV `file`; not with --compare")
+	flags.BoolVar(&f.verbose, "v", false, "log what the parts say")
+	flags.BoolVar(&f.compare, "compare", false, "run both strategies, in both orders, with several seeds and numbers of sidecars, and print a table")
+	flags.IntVar(&f.compared.seeds, "seeds", 3, "with --compare: `number` of seeds, from --seed on")
+	flags.StringVar(&f.compared.sidecars, "compare-sidecars", "1,16", "with --compare: `numbers` of sidecars")
+	flags.Var(&f.faults, "fault", "`fault` KIND[(FACTOR)]:SERVER[@START][+LENGTH], such as slow:h100-2@10s; may be repeated")
+}
+
+// check reads the flags that need more than their type.
+func (f *demoFlags) check() (runs demo.CompareOptions, err error) {
+	if f.options.Strategy, err = fleet.ParseStrategy(f.strategy); err != nil {
+		return runs, fmt.Errorf("--strategy %w", err)
+	}
+	if f.compare && f.results != "" {
+		return runs, errors.New("--results together with --compare; accepted: one of them")
+	}
+	f.options.Faults = f.faults
+	if err := f.options.Check(); err != nil {
+		return runs, err
+	}
+	return f.compared.options(f.options)
+}
+
+func runDemo(ctx context.Context, args []string, io stdio) error {
 	flags := newFlags("demo", "", "Runs simulated GPUs, serve, several real Envoys and a load on this machine; Ctrl-C ends it.", io)
-	var faults faultFlags
-	sidecars := flags.Int("sidecars", 4, "`number` of Envoys")
-	rps := flags.Float64("rps", demo.DefaultRPS, "requests per second over all sidecars; the fleet saturates near 48")
-	duration := flags.Duration("duration", 0, "how long the load lasts; 0 is until interrupted (with --compare: 25s a run)")
-	strategy := flags.String("strategy", "dynamic", "`strategy`: legacy or dynamic")
-	seed := flags.Uint64("seed", 1, "seed of arrivals and lengths")
-	scorer := flags.String("scorer", "formula", "risk `model`: formula")
-	format := flags.String("o", "text", "output `format`: text or json")
-	compare := flags.Bool("compare", false, "run both strategies, in both orders, 3 seeds, with 1 and 16 sidecars, and print a table")
-	resultsFile := flags.String("results", "", "write every request with its times to this CSV `file`")
-	verbose := flags.Bool("v", false, "log what the parts say")
-	flags.Var(&faults, "fault", "`fault` KIND[(FACTOR)]:SERVER[@START][+LENGTH], such as slow:h100-2@10s; may be repeated")
+	var f demoFlags
+	f.register(flags)
 	if err := parse(flags, args, 0); err != nil {
 		return err
 	}
-	s, err := fleet.ParseStrategy(*strategy)
+	runs, err := f.check()
 	if err != nil {
-		return usageError{fmt.Errorf("fairlead demo: --strategy %w", err)}
+		return usageError{fmt.Errorf("fairlead demo: %w", err)}
 	}
-	reporter, err := demo.NewReporter(io.out, *format, isTerminal(io.out))
+	reporter, err := demo.NewReporter(io.out, f.format, isTerminal(io.out))
 	if err != nil {
 		return usageError{fmt.Errorf("fairlead demo: -o: %w", err)}
 	}
@@ -72,20 +130,22 @@ func runDemo(ctx context.Context, args []string, io stdio) (err error) {
 	if err != nil {
 		return err
 	}
-	options := demo.Options{
-		Envoy: binary.Path, Sidecars: *sidecars, RPS: *rps, Duration: *duration, Strategy: s, Scorer: *scorer,
-		Seed: *seed, Faults: faults, Log: demoLog(io.err, *verbose),
+	f.options.Envoy, f.options.Log = binary.Path, demoLog(io.err, f.verbose)
+	if f.compare {
+		runs.Envoy, runs.Log = f.options.Envoy, f.options.Log
+		return runCompare(ctx, runs, f.format, io)
 	}
-	if *resultsFile != "" {
-		results, err := newResults(*resultsFile)
-		if err != nil {
-			return err
+	return runOnce(ctx, f.options, f.results, reporter)
+}
+
+func runOnce(ctx context.Context, options demo.Options, resultsFile string, reporter demo.Reporter) (err error) {
+	if resultsFile != "" {
+		results, failed := newResults(resultsFile)
+		if failed != nil {
+			return failed
 		}
 		defer func() { err = errors.Join(err, results.close()) }()
 		options.OnResult = results.add
-	}
-	if *compare {
-		return runCompare(ctx, options, *format, io)
 	}
 	summary, err := demo.Run(ctx, options, reporter)
 	if err == nil && summary.Kind != "" {
@@ -94,44 +154,13 @@ func runDemo(ctx context.Context, args []string, io stdio) (err error) {
 	return err
 }
 
-// results writes requests as CSV.
-type results struct {
-	mu   sync.Mutex
-	file *os.File
-	csv  *csv.Writer
-}
-
-func newResults(path string) (*results, error) {
-	file, err := os.Create(path)
-	if err != nil {
-		return nil, err
-	}
-	r := &results{file: file, csv: csv.NewWriter(file)}
-	return r, r.csv.Write([]string{"at_ms", "target", "server", "stream", "prompt_tokens", "output_tokens", "status", "late_ms", "headers_ms", "first_token_ms", "total_ms", "cut", "error"})
-}
-
-func (r *results) add(x load.Result) {
-	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 1, 64) }
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_ = r.csv.Write([]string{ms(x.At), x.Target, x.ServedBy, strconv.FormatBool(x.Stream), strconv.Itoa(x.Prompt), strconv.Itoa(x.Output),
-		strconv.Itoa(x.Status), ms(x.Late), ms(x.HeaderTime), ms(x.FirstToken), ms(x.Total), strconv.FormatBool(x.Cut), x.Err}) // kept by Writer.Error
-}
-
-func (r *results) close() error {
-	r.csv.Flush()
-	return errors.Join(r.csv.Error(), r.file.Close())
-}
-
-func runCompare(ctx context.Context, options demo.Options, format string, io stdio) error {
-	if options.Duration == 0 {
-		options.Duration = compareDefaults.duration
-	}
-	options.Warmup = min(compareDefaults.warmup, options.Duration/2)
-	c, err := demo.RunCompare(ctx, demo.CompareOptions{Options: options, Seeds: compareDefaults.seeds, Sidecars: compareDefaults.sidecars},
-		func(note string) { fmt.Fprintln(io.err, note) })
+func runCompare(ctx context.Context, runs demo.CompareOptions, format string, io stdio) error {
+	c, err := demo.RunCompare(ctx, runs, func(note string) { fmt.Fprintln(io.err, note) })
 	if err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return nil // interrupted: what was measured has been printed run by run
 	}
 	if format == "json" {
 		return json.NewEncoder(io.out).Encode(c)

@@ -34,6 +34,9 @@ import (
 // what the quickstart's fleet can take (a test keeps it so).
 const DefaultRPS = 40
 
+// MaxSidecars bounds the Envoys of one demo; each takes about 70 MB.
+const MaxSidecars = 64
+
 // Options of one demo.
 type Options struct {
 	Envoy    string // path of the Envoy binary
@@ -60,11 +63,11 @@ type Fault struct {
 	sim.Fault
 }
 
-// check refuses what cannot be run, with what is accepted.
-func (o Options) check() error {
+// Check refuses what cannot be run, with what is accepted.
+func (o Options) Check() error {
 	switch {
-	case o.Sidecars < 1 || o.Sidecars > 64:
-		return fmt.Errorf("found %d sidecars; accepted: 1…64", o.Sidecars)
+	case o.Sidecars < 1 || o.Sidecars > MaxSidecars:
+		return fmt.Errorf("found %d sidecars; accepted: 1…%d", o.Sidecars, MaxSidecars)
 	case !(o.RPS > 0 && o.RPS <= 2000):
 		return fmt.Errorf("found %g requests/s; accepted: above 0, at most 2000", o.RPS)
 	case o.Duration < 0:

@@ -119,7 +119,7 @@ func TestComparePairsAndJudges(t *testing.T) {
 
 func TestOptionsOutOfRangeAreRefused(t *testing.T) {
 	good := Options{Sidecars: 1, RPS: 40, Strategy: fleet.StrategyDynamic}
-	if err := good.check(); err != nil {
+	if err := good.Check(); err != nil {
 		t.Fatal(err)
 	}
 	for name, edit := range map[string]func(*Options){
@@ -133,7 +133,7 @@ func TestOptionsOutOfRangeAreRefused(t *testing.T) {
 	} {
 		o := good
 		edit(&o)
-		if err := o.check(); err == nil || !strings.Contains(err.Error(), "accepted") {
+		if err := o.Check(); err == nil || !strings.Contains(err.Error(), "accepted") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -24,7 +24,7 @@ type Summary struct {
 	Errors    int `json:"errors"`
 	Throttled int `json:"throttled"`
 	// Unfinished counts answers that were still running 20 s after the last
-	// arrival and were cut off then; they are no errors.
+	// arrival (sooner in a short run) and were cut off then; they are no errors.
 	Unfinished int `json:"unfinished"`
 	// Times to first token of streams as their callers saw them, milliseconds.
 	P50 float64 `json:"ttft_p50_ms"`
@@ -52,13 +52,23 @@ type CPU struct {
 	Cores   float64 `json:"cores"`
 }
 
-// drainLimit is how long a run waits for answers after its last arrival.
-const drainLimit = 20 * time.Second
+// maxDrain is how long a run waits for answers after its last arrival, at
+// most; a short run waits less.
+const maxDrain = 20 * time.Second
+
+// drainLimit is the wait of a run of this length; 0 has no end and its load is
+// cut by an interrupt.
+func drainLimit(duration time.Duration) time.Duration {
+	if duration == 0 {
+		return maxDrain
+	}
+	return min(maxDrain, max(5*time.Second, duration))
+}
 
 // Run brings everything up, sends the load, reports once a second and returns
 // the summary. Ending ctx ends the load early and is no error.
 func Run(ctx context.Context, o Options, r Reporter) (Summary, error) {
-	if err := o.check(); err != nil {
+	if err := o.Check(); err != nil {
 		return Summary{}, err
 	}
 	s, err := start(ctx, o, r.Note)
@@ -86,7 +96,7 @@ func (s *stack) measure(ctx context.Context, o Options, r Reporter) (Summary, er
 	before, started := s.usage(), time.Now()
 	go func() {
 		finished <- load.RunSequence(loading, arrivalsOf(o), load.Options{
-			Targets: s.targets, OnResult: both(results.add, o.OnResult), DrainLimit: drainLimit,
+			Targets: s.targets, OnResult: both(results.add, o.OnResult), DrainLimit: drainLimit(o.Duration),
 		})
 	}()
 	err := s.watch(loading, stop, o, r, results, finished, started)
