@@ -64,7 +64,12 @@ func (d *decoder) checkServe(s *Serve) {
 	for _, p := range places {
 		path := join("serve", p.name)
 		where := addressPath(d, path)
-		d.checkPlaintext(*p.at, where)
+		if p.name != "admin" && unspecified(*p.at) {
+			d.faultAt(where, fmt.Sprintf("%q, which sidecars are told to connect to and would reach themselves", p.at),
+				"an address that sidecars can reach: unix:/path, a loopback address, or the host's own with plaintext: true")
+		} else {
+			d.checkPlaintext(*p.at, where)
+		}
 		if p.name == "admin" && p.at.Path != "" {
 			d.faultAt(where, fmt.Sprintf("%q", p.at), "IP:port (browsers and Prometheus cannot reach a Unix socket)")
 		}
@@ -85,6 +90,14 @@ func addressPath(d *decoder, path string) string {
 		return inner
 	}
 	return path
+}
+
+// unspecified says whether an address is 0.0.0.0 or [::], in whatever spelling.
+// Sidecars are told to connect to the addresses of serve as they stand in the
+// file, and a connection to the unspecified address ends at its own host.
+func unspecified(a Address) bool {
+	tcp, err := netip.ParseAddrPort(a.Host)
+	return err == nil && tcp.Addr().Unmap().IsUnspecified()
 }
 
 // checkPlaintext refuses TCP that other machines can reach, unless the file

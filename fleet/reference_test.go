@@ -32,6 +32,7 @@ Rules that go beyond one field:
 - A route gives either ` + "`pool`" + ` or ` + "`split`" + `. Its split and fallback name each pool once and at most 8 pools together. Not all weights are 0,
   and a weight that is not 0 is large enough for one basis point.
 - ` + "`serve`" + ` listens on TCP beyond loopback only with ` + "`{ address: IP:port, plaintext: true }`" + `; its four addresses differ.
+  Sidecars connect to xds, extproc and accessLog as they stand in the file, so these cannot be ` + "`0.0.0.0`" + ` or ` + "`[::]`" + `; admin can.
 - An endpoint's address is unique in its pool; the same server may be in several pools.
 - Settings that nothing would read are faults: ` + "`http2`" + ` on a pool that speaks http1, telemetry settings without a source, ` + "`gpuPort`" + ` without
   ` + "`gpuPath`" + `, ` + "`trustDeclared`" + ` on a route that matches a model.
