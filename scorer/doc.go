@@ -9,6 +9,8 @@
 //   - missing data never ejects;
 //   - of a pool with n endpoints at least max(1, ⌈n/2⌉) serve, whatever their
 //     risk;
+//   - failures that a third of a pool shows at once, and more than one endpoint,
+//     eject none of them as out of memory;
 //   - while a pool has an endpoint with capacity, its weights sum to more than 0;
 //   - risk grows with each input of the formula and lies in 0…1;
 //   - the wall clock plays no part: steps of the system's clock change nothing.

@@ -20,7 +20,7 @@ const (
 	ReasonRisk                       // ejected: risk above RiskEject in two samples running
 	ReasonXID                        // ejected: an XID that needs a reset
 	ReasonLost                       // ejected: the GPU has fallen off the bus (XID 79)
-	ReasonOOM                        // ejected: three out-of-memory answers in a row
+	ReasonOOM                        // ejected: three out-of-memory answers in a row, which other endpoints don't give
 	ReasonRefused                    // ejected: three refused or reset connections in a row
 	ReasonGateHeld                   // would be ejected; kept because the pool cannot spare it
 	ReasonProbe                      // readmitted or new: slow start is running
@@ -128,6 +128,16 @@ const (
 
 	// faultStreak is how many failures of a kind in a row are a hard fault.
 	faultStreak = 3
+	// sharedStreak out-of-memory answers in a row within sharedSpan, or
+	// sharedErrors failures that are one in sharedShare of the last 5 s, show an
+	// endpoint troubled. Of a pool, sharedRest⁻¹ troubled at once is the work of
+	// its requests. Three failures in a row come by chance once in 8,000 attempts
+	// at a rate of one in sharedShare.
+	sharedStreak = 2
+	sharedSpan   = 30 * time.Second
+	sharedErrors = 2
+	sharedShare  = 20
+	sharedRest   = 3
 	// maxHold bounds how long a hard fault is held against an endpoint without
 	// evidence either way, and is how long it must have served well for its
 	// earlier faults to be forgotten.
@@ -210,6 +220,9 @@ type endpoint struct {
 	// Faults that were already acted upon.
 	oomSeen, connectSeen int
 	xidSince             time.Time
+
+	oomStreak int       // at the tick before
+	oomGrew   time.Time // when it last grew
 }
 
 // Step judges all endpoints of all pools, in their order. now must not go back;
@@ -244,9 +257,10 @@ func (j *Judge) stepPool(now time.Time, view *PoolView, out []Verdict) []Verdict
 		e.observe(now, j.model)
 	}
 	target, blind := j.staleTarget(members)
+	shared := sharedTrouble(now, members)
 	for _, e := range members {
 		e.relaxTo(now, target)
-		e.findFaults(now)
+		e.findFaults(now, shared)
 		e.weighRisk()
 		e.endFault(now, blind)
 		e.settle(now)
@@ -296,6 +310,10 @@ func (e *endpoint) observe(now time.Time, model Model) {
 	} else if e.busySince.IsZero() {
 		e.busySince = now
 	}
+	if own.OOMStreak > e.oomStreak {
+		e.oomGrew = now
+	}
+	e.oomStreak = own.OOMStreak
 	e.age = e.telemetryAge(now)
 	if e.age > holdAge {
 		e.bad, e.calm, e.prefer, e.preferred = 0, 0, 0, false
@@ -411,12 +429,42 @@ func (e *endpoint) relaxTo(now time.Time, target float64) {
 	e.faded = streak(e.faded, e.smoothed < returnBelow)
 }
 
-// findFaults looks for a new hard fault.
-func (e *endpoint) findFaults(now time.Time) {
+// sharedTrouble reports whether so many endpoints of the pool fail at once that
+// their requests must be the cause: an engine that runs out of memory answers
+// 500, and so does a healthy one to a request it cannot take, which its client
+// sends again wherever it is routed. One troubled endpoint is its own fault
+// even in the smallest pool.
+func sharedTrouble(now time.Time, members []*endpoint) bool {
+	troubled := 0
+	for _, e := range members {
+		if e.troubled(now) {
+			troubled++
+		}
+	}
+	return troubled > 1 && troubled*sharedRest >= len(members)
+}
+
+// troubled reports whether the endpoint's answers fail. Failed connections are
+// no answers.
+func (e *endpoint) troubled(now time.Time) bool {
+	own := e.view.Own
+	if own.OOMStreak >= sharedStreak && now.Sub(e.oomGrew) <= sharedSpan {
+		return true
+	}
+	return own.ConnectStreak == 0 && own.Errors5s >= sharedErrors && own.Errors5s*sharedShare >= own.Attempts5s
+}
+
+// findFaults looks for a new hard fault. A streak of out-of-memory answers that
+// grew while the whole pool was in trouble is passed over; only answers after
+// that count against the endpoint.
+func (e *endpoint) findFaults(now time.Time, shared bool) {
 	own := e.view.Own
 	e.oomSeen = min(e.oomSeen, own.OOMStreak)
 	e.connectSeen = min(e.connectSeen, own.ConnectStreak)
 	e.successes = min(e.successes, own.Successes)
+	if shared {
+		e.oomSeen = own.OOMStreak
+	}
 	xid := e.newXID()
 	reason := Reason(0)
 	switch {

@@ -125,6 +125,8 @@ func TestEnoughEndpointsServe(t *testing.T) {
 					e.own.InFlight = rng.Int32N(20) - 1
 				case 11:
 					e.own.Successes = rng.Uint64N(10)
+				case 13:
+					e.own.Errors5s, e.own.Attempts5s = rng.IntN(5), rng.IntN(40)
 				case 12:
 					e.capacity = []float64{1, 0.5, 4, 0, -1, math.NaN(), math.Inf(1)}[rng.IntN(7)]
 				}
@@ -244,6 +246,37 @@ func TestWallClockJumpsChangeNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestTroubleOfAPoolIsNotAnEndpoints draws streaks and error shares: while a
+// third of the pool, and more than one, shows trouble, nothing new is ejected as
+// out of memory; one that fails alone is, at once.
+func TestTroubleOfAPoolIsNotAnEndpoints(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		f := quietPool(t, rapid.IntRange(2, 24).Draw(rt, "n"))
+		f.step()
+		n := len(f.members)
+		troubled := rapid.IntRange(1, n).Draw(rt, "troubled")
+		for i := range troubled {
+			own := &f.members[i].own
+			if i > 0 && rapid.Bool().Draw(rt, "errors only") {
+				own.Attempts5s = rapid.IntRange(2, 1000).Draw(rt, "attempts")
+				own.Errors5s = max(2, (own.Attempts5s+19)/20)
+			} else {
+				own.OOMStreak = rapid.IntRange(2, 9).Draw(rt, "streak")
+			}
+		}
+		f.members[0].own.OOMStreak = rapid.IntRange(3, 9).Draw(rt, "first")
+		shared := troubled > 1 && 3*troubled >= n
+		for i, v := range f.step() {
+			switch {
+			case shared && v.State == fleet.StateEjected:
+				rt.Fatalf("%d of %d in trouble, and %d is %s by %s", troubled, n, i, v.State, v.Reason)
+			case !shared && i == 0 && (v.State != fleet.StateEjected || v.Reason != ReasonOOM):
+				rt.Fatalf("%d of %d in trouble, and the first is %s by %s", troubled, n, v.State, v.Reason)
+			}
+		}
+	})
 }
 
 func TestPoolsDoNotTouchEachOther(t *testing.T) {

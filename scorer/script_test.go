@@ -43,7 +43,8 @@ func (direct) Risk(w *telemetry.Window, _ Own, now time.Time) (fleet.Risk, bool)
 //	add [C]                         one more endpoint, with capacity C
 //	remove E                        takes endpoint E away
 //	set E… key=value…               what E (or *) says from now on: risk, running, kvtokens, xid, and
-//	                                what we know of it: inflight, oom, refused, successes; bare words:
+//	                                what we know of it: inflight, oom, refused, successes, errors, attempts
+//	                                (of the last 5 s); bare words:
 //	                                silent, speaking (its page fails, answers), frozen, moving (its
 //	                                numbers stand still, move), noxid (the series is absent)
 //	tick N                          N ticks of 200 ms; prints each endpoint after the last
@@ -251,6 +252,10 @@ func (f *fakePool) setOne(e *fakeEndpoint, word string) {
 		e.own.OOMStreak = int(v)
 	case "refused":
 		e.own.ConnectStreak = int(v)
+	case "errors":
+		e.own.Errors5s = int(v)
+	case "attempts":
+		e.own.Attempts5s = int(v)
 	case "successes":
 		e.own.Successes = uint64(v)
 	case "silent", "speaking":
