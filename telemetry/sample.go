@@ -52,7 +52,8 @@ type Sample struct {
 	// MaxSeqs is the engine's limit on the batch.
 	MaxSeqs float64
 	// QueuedTokens are prompt tokens accepted by the engine and not yet
-	// prefilled.
+	// prefilled. No engine's page that is understood today tells them; scoring
+	// then estimates them from Waiting.
 	QueuedTokens float64
 
 	PromptTokens     float64 // counter

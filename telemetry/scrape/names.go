@@ -14,7 +14,6 @@ const (
 	qKVUsage quantity = iota
 	qRunning
 	qWaiting
-	qQueuedTokens
 	qMaxSeqs
 	qKVTokens
 	qKVBlocks      // KVTokens = blocks × block size, where those are series of their own
@@ -57,7 +56,6 @@ var rules = [quantities]rule{
 	qKVUsage:          {worst, 0, 1},
 	qRunning:          {sum, 0, 1e6},
 	qWaiting:          {sum, 0, 1e6},
-	qQueuedTokens:     {sum, 0, 1e10},
 	qMaxSeqs:          {sum, 1, 1e6},
 	qKVTokens:         {sum, 1, 1e10},
 	qKVBlocks:         {sum, 1, 1e10},
@@ -95,6 +93,8 @@ type alias struct {
 //
 // Sources: vllm/v1/metrics/loggers.py, sglang/srt/metrics/collector.py, the
 // metric lists of trtllm-serve, Triton's TensorRT-LLM backend and TGI.
+// What only the simulator publishes is not read, so that its fleet is judged by
+// no more than a real one.
 var engineAliases = []alias{
 	{name: "vllm:kv_cache_usage_perc", q: qKVUsage},
 	{name: "vllm:gpu_cache_usage_perc", q: qKVUsage, rank: 1}, // before v1
@@ -107,8 +107,6 @@ var engineAliases = []alias{
 	{name: "vllm:time_to_first_token_seconds_sum", q: qTTFTSum},
 	{name: "vllm:time_to_first_token_seconds_count", q: qTTFTCount},
 	{name: "vllm:cache_config_info", q: qKVTokens, product: [2]string{"num_gpu_blocks", "block_size"}},
-	{name: "fairlead_sim_queued_prompt_tokens", q: qQueuedTokens},
-	{name: "fairlead_sim_max_num_seqs", q: qMaxSeqs},
 
 	{name: "sglang:token_usage", q: qKVUsage},
 	{name: "sglang:num_running_reqs", q: qRunning},
@@ -309,7 +307,6 @@ func (r *reading) fill(s *telemetry.Sample) {
 	set(qKVUsage, &s.KVUsage, telemetry.HasKVUsage)
 	set(qRunning, &s.Running, telemetry.HasRunning)
 	set(qWaiting, &s.Waiting, telemetry.HasWaiting)
-	set(qQueuedTokens, &s.QueuedTokens, telemetry.HasQueuedTokens)
 	set(qMaxSeqs, &s.MaxSeqs, telemetry.HasMaxSeqs)
 	set(qKVTokens, &s.KVTokens, telemetry.HasKVTokens)
 	set(qPromptTokens, &s.PromptTokens, telemetry.HasPromptTokens)

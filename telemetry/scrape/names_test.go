@@ -70,8 +70,9 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
 vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="100"} 1
 `, telemetry.Sample{Running: 7, Waiting: 5, KVUsage: 0.9, KVTokens: 3200,
 			Known: load | telemetry.HasKVUsage | telemetry.HasKVTokens}},
-		"the simulator": {"fairlead_sim_queued_prompt_tokens 4096\n",
-			telemetry.Sample{QueuedTokens: 4096, Known: telemetry.HasQueuedTokens}},
+		// Its own series are for people: scoring must not know more than with vLLM.
+		"the simulator": {"vllm:num_requests_waiting 2\nfairlead_sim_queued_prompt_tokens 4096\nfairlead_sim_max_num_seqs 32\n",
+			telemetry.Sample{Waiting: 2, Known: telemetry.HasWaiting}},
 		"SGLang": {`sglang:num_running_reqs{model_name="x"} 3
 sglang:num_queue_reqs{model_name="x"} 2
 sglang:token_usage{model_name="x"} 0.5
