@@ -29,13 +29,14 @@ type Comparison struct {
 type Compare struct {
 	Sidecars int    `json:"sidecars"`
 	Figure   string `json:"figure"`
-	// Means over the runs with the half-widths of their 95 % intervals
-	// (Student's t over seeds and orders).
+	// Means over the seeds with the half-widths of their 95 % intervals
+	// (Student's t). The two orders of a seed share its arrivals, so they count
+	// as one value, their mean.
 	Legacy      float64 `json:"legacy"`
 	LegacyHalf  float64 `json:"legacy_half"`
 	Dynamic     float64 `json:"dynamic"`
 	DynamicHalf float64 `json:"dynamic_half"`
-	// Difference is dynamic − legacy, paired by seed and order.
+	// Difference is dynamic − legacy, paired by seed.
 	Difference     float64 `json:"difference"`
 	DifferenceHalf float64 `json:"difference_half"`
 	// Better is "dynamic", "legacy" or "" when the interval of the difference
@@ -99,8 +100,9 @@ func RunCompare(ctx context.Context, o CompareOptions, note func(string)) (Compa
 	c := Comparison{Kind: "comparison"}
 	total := 4 * len(o.Seeds) * len(o.Sidecars)
 	for _, sidecars := range o.Sidecars {
-		var pairs []pair
+		var seeds [][]pair
 		for _, seed := range o.Seeds {
+			var pairs []pair
 			for _, order := range [][2]fleet.Strategy{
 				{fleet.StrategyLegacy, fleet.StrategyDynamic},
 				{fleet.StrategyDynamic, fleet.StrategyLegacy},
@@ -115,9 +117,10 @@ func RunCompare(ctx context.Context, o CompareOptions, note func(string)) (Compa
 				}
 				pairs = append(pairs, p)
 			}
+			seeds = append(seeds, pairs)
 		}
 		for _, f := range figures() {
-			c.Rows = append(c.Rows, compare(sidecars, f, pairs))
+			c.Rows = append(c.Rows, compare(sidecars, f, seeds))
 		}
 	}
 	return c, nil
@@ -148,10 +151,14 @@ func runPair(ctx context.Context, o CompareOptions, sidecars int, seed uint64, o
 	return p, nil
 }
 
-func compare(sidecars int, f figure, pairs []pair) Compare {
+func compare(sidecars int, f figure, seeds [][]pair) Compare {
 	var legacy, dynamic, difference []float64
-	for _, p := range pairs {
-		l, d := f.of(p.legacy), f.of(p.dynamic)
+	for _, pairs := range seeds {
+		l, d := 0.0, 0.0
+		for _, p := range pairs {
+			l += f.of(p.legacy) / float64(len(pairs))
+			d += f.of(p.dynamic) / float64(len(pairs))
+		}
 		legacy, dynamic, difference = append(legacy, l), append(dynamic, d), append(difference, d-l)
 	}
 	c := Compare{Sidecars: sidecars, Figure: f.name}
@@ -182,8 +189,8 @@ func (c Comparison) WriteTable(w io.Writer) {
 			interval(r.Dynamic, r.DynamicHalf), interval(r.Difference, r.DifferenceHalf), better)
 	}
 	fmt.Fprintln(w, strings.TrimSpace(`
-Means over seeds and both orders ± half-width of the 95 % interval (Student's t). Legacy is Envoy's
-least_request with active health checks and outlier detection; the difference is paired by seed and order.`))
+Means over the seeds (each the mean of both orders) ± half-width of the 95 % interval (Student's t). Legacy
+is Envoy's least_request with active health checks and outlier detection; the difference is paired by seed.`))
 }
 
 func interval(mean, half float64) string {

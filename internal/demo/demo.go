@@ -122,6 +122,8 @@ type stack struct {
 	config  *fleet.Config
 	envoys  []*envoyproc.Process
 	targets []string
+	// deadEnvoy gets the error of the first sidecar that ends too early.
+	deadEnvoy chan error
 	// failed ends when a part of the stack has failed.
 	failed context.Context
 	stop   context.CancelFunc
@@ -130,7 +132,7 @@ type stack struct {
 
 // start brings everything up and returns once every sidecar answers.
 func start(ctx context.Context, o Options, note func(string)) (_ *stack, err error) {
-	s := &stack{}
+	s := &stack{deadEnvoy: make(chan error, MaxSidecars)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.down())
@@ -173,7 +175,7 @@ func (s *stack) startSim(o Options) error {
 }
 
 func (s *stack) startServe(o Options) error {
-	cfg, err := s.buildConfig(o)
+	cfg, err := buildConfig(o.Strategy, s.dir, s.sim.Servers())
 	if err != nil {
 		return err
 	}
@@ -189,7 +191,7 @@ func (s *stack) startServe(o Options) error {
 }
 
 // buildConfig is the quickstart's config with this run's addresses.
-func (s *stack) buildConfig(o Options) (*fleet.Config, error) {
+func buildConfig(strategy fleet.Strategy, dir string, servers []*sim.Server) (*fleet.Config, error) {
 	file, err := examples.Quickstart.ReadFile("quickstart/fairlead.yaml")
 	if err != nil {
 		return nil, err
@@ -198,12 +200,12 @@ func (s *stack) buildConfig(o Options) (*fleet.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	socket := func(name string) fleet.Address { return fleet.Address{Path: filepath.Join(s.dir, name)} }
+	socket := func(name string) fleet.Address { return fleet.Address{Path: filepath.Join(dir, name)} }
 	cfg.Serve.XDS, cfg.Serve.ExtProc, cfg.Serve.AccessLog = socket("xds"), socket("ep"), socket("als")
 	cfg.Serve.Admin = fleet.Address{Host: "127.0.0.1:0"}
-	cfg.Serve.StateDir = s.dir
+	cfg.Serve.StateDir = dir
 	bound := map[string]netip.AddrPort{}
-	for _, server := range s.sim.Servers() {
+	for _, server := range servers {
 		bound[server.Name()] = server.Addr()
 	}
 	for p := range cfg.Pools {
@@ -215,7 +217,7 @@ func (s *stack) buildConfig(o Options) (*fleet.Config, error) {
 		}
 	}
 	for r := range cfg.Routes {
-		cfg.Routes[r].Strategy = o.Strategy
+		cfg.Routes[r].Strategy = strategy
 	}
 	return cfg, nil
 }
@@ -246,6 +248,10 @@ func (s *stack) startEnvoys(ctx context.Context, o Options) error {
 			return fmt.Errorf("start sidecar %d: %w", i+1, err)
 		}
 		s.envoys = append(s.envoys, process)
+		go func() {
+			<-process.Done()
+			s.deadEnvoy <- fmt.Errorf("%s ended early: %w", options.NodeID, errors.Join(process.Wait(), errEnded))
+		}()
 		s.targets = append(s.targets, "http://"+listen.String())
 	}
 	return s.waitReady(ctx, addresses)
@@ -275,6 +281,9 @@ func (s *stack) waitReady(ctx context.Context, addresses []netip.AddrPort) error
 	}
 	return nil
 }
+
+// errEnded stands beside the exit status of a sidecar, which may be none.
+var errEnded = errors.New("its process is gone")
 
 func lastLog(p *envoyproc.Process) string {
 	out := ""

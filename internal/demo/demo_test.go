@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"math"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/load"
+	"github.com/fairlead-proxy/fairlead/telemetry/sim"
 )
 
 func stream(at, first time.Duration, edit func(*load.Result)) load.Result {
@@ -91,7 +93,7 @@ func TestComparePairsAndJudges(t *testing.T) {
 	pairs := []pair{{run(1000, 1), run(500, 1)}, {run(1200, 0), run(720, 1)}, {run(900, 1), run(430, 0)}}
 	rows := map[string]Compare{}
 	for _, f := range figures() {
-		rows[f.name] = compare(16, f, pairs)
+		rows[f.name] = compare(16, f, [][]pair{pairs[:1], pairs[1:2], pairs[2:]})
 	}
 	p99 := rows["TTFT p99 ms"]
 	if p99.Better != "dynamic" || math.Abs(p99.Difference+1450.0/3) > 1e-9 || p99.DifferenceHalf <= 0 {
@@ -109,11 +111,50 @@ func TestComparePairsAndJudges(t *testing.T) {
 	if !strings.Contains(out.String(), "within noise") || !strings.Contains(out.String(), "1033 ±") {
 		t.Errorf("table:\n%s", out.String())
 	}
+	// Two orders of one seed are one value: the interval is over two seeds.
+	twice := compare(16, figures()[2], [][]pair{{pairs[0], pairs[0]}, {pairs[1], pairs[1]}})
+	once := compare(16, figures()[2], [][]pair{pairs[:1], pairs[1:2]})
+	if twice.DifferenceHalf != once.DifferenceHalf {
+		t.Errorf("repeating the orders made the interval %v, want %v", twice.DifferenceHalf, once.DifferenceHalf)
+	}
 	for i := range pairs {
 		pairs[i] = pair{pairs[i].dynamic, pairs[i].legacy}
 	}
-	if r := compare(1, figures()[2], pairs); r.Better != "legacy" {
+	if r := compare(1, figures()[2], [][]pair{pairs[:1], pairs[1:2], pairs[2:]}); r.Better != "legacy" {
 		t.Errorf("a loss is not shown as one: %+v", r)
+	}
+}
+
+func TestConfigFollowsTheStrategyAndTheServers(t *testing.T) {
+	sims, err := simConfig(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers, err := sim.New(sims, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := servers.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { // Run closes what Listen opened
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = servers.Run(ctx)
+	}()
+	for _, want := range []fleet.Strategy{fleet.StrategyLegacy, fleet.StrategyDynamic} {
+		cfg, err := buildConfig(want, t.TempDir(), servers.Servers())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range cfg.Routes {
+			if r.Strategy != want {
+				t.Errorf("route %s has strategy %s, want %s", r.Name, r.Strategy, want)
+			}
+		}
+		if got := cfg.Pools[1].Endpoints[3].Address; got != servers.Servers()[7].Addr() {
+			t.Errorf("a100-4 is at %s, its server at %s", got, servers.Servers()[7].Addr())
+		}
 	}
 }
 

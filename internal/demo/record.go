@@ -15,6 +15,8 @@ type bucket struct {
 	// unfinished counts requests still running when the run was ended.
 	unfinished int
 	firstToken []time.Duration
+	// strategies counts answers by the strategy that they say was used.
+	strategies map[string]int
 }
 
 // add counts one result. A stream that was cut at the end of the run without a
@@ -22,6 +24,12 @@ type bucket struct {
 // of interest: leaving it out would hide the worst waits.
 func (b *bucket) add(r load.Result) {
 	b.done++
+	if r.Strategy != "" {
+		if b.strategies == nil {
+			b.strategies = map[string]int{}
+		}
+		b.strategies[r.Strategy]++
+	}
 	switch {
 	case r.Status == http.StatusTooManyRequests:
 		b.throttled++

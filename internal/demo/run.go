@@ -26,6 +26,9 @@ type Summary struct {
 	// Unfinished counts answers that were still running 20 s after the last
 	// arrival (sooner in a short run) and were cut off then; they are no errors.
 	Unfinished int `json:"unfinished"`
+	// Routed counts answers by the strategy that they say was really used: with
+	// Fairlead away, or too late, Envoy goes on by itself and says legacy.
+	Routed map[string]int `json:"routed"`
 	// Times to first token of streams as their callers saw them, milliseconds.
 	P50 float64 `json:"ttft_p50_ms"`
 	P95 float64 `json:"ttft_p95_ms"`
@@ -130,6 +133,10 @@ func (s *stack) watch(ctx context.Context, stop func(), o Options, r Reporter, r
 			stop()
 			<-finished
 			return errors.New("a part of the demo ended early")
+		case dead := <-s.deadEnvoy:
+			stop()
+			<-finished
+			return dead
 		case now := <-ticker.C:
 			second := secondOf(s.serve.Fleet(), s.shares(), results.take(), now.Sub(last))
 			last = now
@@ -168,7 +175,7 @@ func (s *stack) summary(o Options, results *recorder, before usage, took time.Du
 	out := Summary{
 		Kind: "summary", Strategy: o.Strategy.String(), Sidecars: o.Sidecars, Seed: o.Seed, RPS: o.RPS,
 		Seconds: took.Seconds(),
-		Answers: t.done, Errors: t.errors, Throttled: t.throttled, Unfinished: t.unfinished,
+		Answers: t.done, Errors: t.errors, Throttled: t.throttled, Unfinished: t.unfinished, Routed: t.strategies,
 		P50:   milliseconds(quantile(t.firstToken, 0.50)),
 		P95:   milliseconds(quantile(t.firstToken, 0.95)),
 		P99:   milliseconds(quantile(t.firstToken, 0.99)),

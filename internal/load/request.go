@@ -78,6 +78,7 @@ func (g *generator) header(r *Result) http.Header {
 
 func (r *Result) readHeader(h http.Header) {
 	r.Pool = h.Get(wire.HeaderServedBy)
+	r.Strategy = h.Get(wire.HeaderRouteStrategy)
 	r.ServedBy = h.Get(ServerHeader)
 	if r.ServedBy == "" {
 		r.ServedBy = r.Pool

@@ -79,6 +79,8 @@ type Result struct {
 	// ServedBy names the server that answered, if it said so in ServerHeader,
 	// else the pool that answered.
 	ServedBy string
+	// Strategy is what the answer says about how it was routed, or "".
+	Strategy string
 	// Pool is the pool that answered, if the answer says so.
 	Pool string
 	// RetryAfter is what a refusal asks for, to the millisecond, or 0.
