@@ -63,8 +63,8 @@ func (s State) Entry(route string) (Entry, bool) {
 // Set returns a state in which the named pools of the route's split have new
 // weights, and the others keep what they have now. weights may hold any
 // numbers; they are published as shares of their sum. It is an error when the
-// route or a pool isn't there, when no pool is named, or when all weights of
-// the split would be 0.
+// route or a pool isn't there, when no pool is named, when all weights of the
+// split would be 0, or when a weight above 0 would be published as 0.
 func (s State) Set(cfg *fleet.Config, route string, weights map[string]uint32, now time.Time) (State, error) {
 	r, ok := cfg.RouteByName(route)
 	if !ok {
@@ -102,6 +102,12 @@ func setWeights(split fleet.Split, weights map[string]uint32) error {
 	}
 	if sum == 0 {
 		return fmt.Errorf("all weights would be 0 (%s); at least one must be above 0", split)
+	}
+	for i, points := range split.BasisPoints() {
+		if w := split[i].Weight; w > 0 && points == 0 {
+			// As in the file: it would be published as 0.
+			return fmt.Errorf("pool %q: found %d, too little of the split for one basis point; accepted: 0, or a larger share", split[i].Pool, w)
+		}
 	}
 	return nil
 }

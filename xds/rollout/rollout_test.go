@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -62,6 +63,9 @@ func TestSetRefusesWhatCannotBe(t *testing.T) {
 		{"unknown route", "chat", map[string]uint32{"h100": 1}, []string{`"chat"`, "accepted: messages"}},
 		{"unknown pool", "messages", map[string]uint32{"b200": 1, "h100": 1}, []string{"b200", "accepted: h100, a100"}},
 		{"no pool", "messages", nil, []string{"no pool is named"}},
+		{"less than a basis point", "messages", map[string]uint32{"h100": 1, "a100": 1_000_000},
+			[]string{`pool "h100": found 1, too little of the split for one basis point; accepted: 0, or a larger share`}},
+		{"less than a basis point by another's weight", "messages", map[string]uint32{"a100": 4_000_000_000}, []string{`pool "h100": found 5,`}},
 		{"all zero", "messages", map[string]uint32{"h100": 0, "a100": 0}, []string{"all weights would be 0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -79,6 +83,25 @@ func TestSetRefusesWhatCannotBe(t *testing.T) {
 				t.Error("the state changed")
 			}
 		})
+	}
+}
+
+// TestSetAcceptsWhatTheFileAccepts compares the two judges of small weights.
+func TestSetAcceptsWhatTheFileAccepts(t *testing.T) {
+	cfg := config(split("h100", 1, "a100", 1))
+	for _, b := range []uint32{1, 9_998, 9_999, 10_000, 19_998, 19_999, 20_000, 1_000_000} {
+		_, err := State{}.Set(cfg, "messages", map[string]uint32{"h100": 1, "a100": b}, now)
+		text := fmt.Sprintf(`{apiVersion: fairlead/v1alpha1, kind: Fairlead,
+groups: [{ name: g, listener: { address: "127.0.0.1:1" }, routes: [messages] }],
+pools: [{ name: h100, endpoints: [] }, { name: a100, endpoints: [] }],
+routes: [{ name: messages, match: { prefix: / }, dialect: openai, split: [{ pool: h100, weight: 1 }, { pool: a100, weight: %d }] }]}`, b)
+		_, fileErr := fleet.Parse("f", []byte(text))
+		if (err == nil) != (fileErr == nil) {
+			t.Errorf("1 and %d: by hand %v, in the file %v", b, err, fileErr)
+		}
+		if b == 1_000_000 && (err == nil || !strings.Contains(fileErr.Error(), "found 1, too little of the split for one basis point; accepted: 0, or a larger share")) {
+			t.Errorf("by hand %v, in the file %v", err, fileErr)
+		}
 	}
 }
 
@@ -141,7 +164,8 @@ func TestEncodingRoundTrip(t *testing.T) {
 			weights := rapid.SliceOfN(rapid.Uint32(), 2, 2).Draw(t, "weights")
 			cfg.Routes = append(cfg.Routes, fleet.Route{Name: name, Split: split("p", 1, "q", 2)})
 			next, err := s.Set(cfg, name, map[string]uint32{"p": weights[0], "q": weights[1]}, now)
-			if (err != nil) != (weights[0] == 0 && weights[1] == 0) {
+			points := split("p", int(weights[0]), "q", int(weights[1])).BasisPoints()
+			if ok := points != nil && (points[0] > 0 || weights[0] == 0) && (points[1] > 0 || weights[1] == 0); ok != (err == nil) {
 				t.Fatalf("weights %v: %v", weights, err)
 			}
 			s = next
