@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
 // call runs the command as main does.
@@ -125,12 +126,7 @@ func TestSchemaAndBootstrapPrintWhatTheyPromise(t *testing.T) {
 }
 
 func TestReadersSayWhenNobodyServes(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
+	address := envoytest.FreeAddr(t).String()
 	for _, args := range [][]string{{"fleet", "--admin", address}, {"proxy-status", "--admin", address}, {"rollout", "get", "--admin", address}} {
 		code, _, errs := call(t, args...)
 		if code != exitFailed || !strings.Contains(errs, address) || !strings.Contains(errs, "is it running?") {
@@ -172,8 +168,18 @@ func TestTables(t *testing.T) {
 func TestInterruptedBeforeItBegan(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
+	file := filepath.Join(t.TempDir(), "fleet.yaml")
+	text := fmt.Sprintf(`apiVersion: fairlead/v1alpha1
+kind: Fleet
+servers:
+  - { name: one, listen: "%s", engine: { profile: llama-3.1-8b-h100 } }
+  - { name: two, listen: "%s", engine: { profile: llama-3.1-8b-h100 } }
+`, envoytest.FreeAddr(t), envoytest.FreeAddr(t))
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var out, errs bytes.Buffer
-	if code := run(ctx, []string{"sim", "-f", "../../telemetry/sim/testdata/fleet.yaml"}, stdio{&out, &errs}); code != 0 {
+	if code := run(ctx, []string{"sim", "-f", file}, stdio{&out, &errs}); code != 0 {
 		t.Errorf("sim after an interrupt: exit %d, %s", code, errs.String())
 	}
 }
