@@ -102,7 +102,7 @@ func BenchmarkCompile(b *testing.B) {
 // TestHotPathDoesNotAllocate covers plain choices, saturated pools, refusals,
 // spill-over, the legacy check, advice and recording.
 func TestHotPathDoesNotAllocate(t *testing.T) {
-	for _, n := range []int{10, 1000} {
+	for _, n := range []int{10, 1000, 10_000} {
 		p := mustCompile(t, bigFleet(n))
 		legacy := benchClass
 		legacy.Strategy = fleet.StrategyLegacy
