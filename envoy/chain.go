@@ -2,17 +2,22 @@ package envoy
 
 import (
 	"fmt"
+	"slices"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	prioritygroupv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/priority_group/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 )
 
 // chain is a route's pools in the order its attempts try them.
 type chain struct {
 	groups []*prioritygroupv3.PriorityGroup
+	// extra has a group for each pool that stands alone in none of groups, so
+	// that ext_proc can name any pool of the chain by a group of the route.
+	extra []*prioritygroupv3.PriorityGroup
 	// tiersChange is true when, whatever pool is drawn, no attempt goes to a
 	// tier that an earlier attempt went to. Only then is a 429 worth another
 	// attempt.
@@ -34,6 +39,12 @@ type arm struct {
 // get no draw and come after the others, since a pool on the way out is still
 // better than an error. Then each fallback pool has a group of its own. A
 // chain of one pool has it twice: one retry inside the pool.
+//
+// The split's pools also get groups of their own that are not part of the walk.
+// ext_proc moves requests by the names of groups and never of clusters: a group
+// that a sidecar's route doesn't have (its routes are older or newer than the
+// plan) leaves the attempt to the group of the same position, while an unknown
+// cluster would be Envoy's own final 503 (both measured on Envoy 1.40.0).
 func chainOf(cfg *fleet.Config, r fleet.Route) (chain, error) {
 	live, idle := arms(r.Split)
 	var groups [][]arm
@@ -55,9 +66,12 @@ func chainOf(cfg *fleet.Config, r fleet.Route) (chain, error) {
 		c.groups = append(c.groups, priorityGroup(name, g))
 	}
 	for _, pool := range r.Fallback {
-		g := []arm{{pool: pool, weight: fleet.BasisPointsTotal}}
+		g := alone(pool)
 		groups = append(groups, g)
-		c.groups = append(c.groups, priorityGroup(PoolGroup(pool), g))
+		c.groups = append(c.groups, priorityGroup(wire.GroupPool+pool, g))
+	}
+	for _, w := range r.Split {
+		c.extra = append(c.extra, priorityGroup(wire.GroupPool+w.Pool, alone(w.Pool)))
 	}
 	var err error
 	if c.tiersChange, err = tiersChange(cfg, r.Name, len(live), groups); err != nil {
@@ -65,6 +79,14 @@ func chainOf(cfg *fleet.Config, r fleet.Route) (chain, error) {
 	}
 	return c, nil
 }
+
+// selectable is every group of the route: first the chain's in the order of the
+// attempts, then those that only ext_proc selects.
+func (c chain) selectable() []*prioritygroupv3.PriorityGroup {
+	return slices.Concat(c.groups, c.extra)
+}
+
+func alone(pool string) []arm { return []arm{{pool: pool, weight: fleet.BasisPointsTotal}} }
 
 func arms(s fleet.Split) (live, idle []arm) {
 	for i, points := range s.BasisPoints() {

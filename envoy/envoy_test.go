@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -251,33 +252,34 @@ func TestChainsTryEveryPoolOnce(t *testing.T) {
 		split    fleet.Split
 		fallback []string
 		tiers    []string
-		want     []string
+		want     []string // the chain's groups
+		extra    []string // those only ext_proc selects
 		codes    []uint32
 	}{
 		{"one pool: one retry inside it", fleet.Split{w("p", 7)}, nil, []string{"p"},
-			[]string{"own: p=10000", "own-2: p=10000"}, []uint32{503}},
+			[]string{"own: p=10000", "own-2: p=10000"}, []string{"pool-p: p=10000"}, []uint32{503}},
 		{"one pool with a fallback", fleet.Split{w("p", 1)}, []string{"q"}, []string{"p", "q"},
-			[]string{"own: p=10000", "pool-q: q=10000"}, []uint32{429, 503}},
+			[]string{"own: p=10000", "pool-q: q=10000"}, []string{"pool-p: p=10000"}, []uint32{429, 503}},
 		{"fallback in the same tier", fleet.Split{w("p", 1)}, []string{"q"}, []string{"t", "t"},
-			[]string{"own: p=10000", "pool-q: q=10000"}, []uint32{503}},
+			[]string{"own: p=10000", "pool-q: q=10000"}, []string{"pool-p: p=10000"}, []uint32{503}},
 		{"two pools", fleet.Split{w("p", 90), w("q", 10)}, nil, []string{"p", "q"},
-			[]string{"own: p=9000 q=1000", "own-2: q=9000 p=1000"}, []uint32{429, 503}},
+			[]string{"own: p=9000 q=1000", "own-2: q=9000 p=1000"}, []string{"pool-p: p=10000", "pool-q: q=10000"}, []uint32{429, 503}},
 		{"three pools and a fallback", fleet.Split{w("p", 1), w("q", 2), w("r", 1)}, []string{"s"}, []string{"p", "q", "r", "p"},
-			[]string{"own: p=2500 q=5000 r=2500", "own-2: q=2500 r=5000 p=2500", "own-3: r=2500 p=5000 q=2500", "pool-s: s=10000"}, []uint32{503}},
+			[]string{"own: p=2500 q=5000 r=2500", "own-2: q=2500 r=5000 p=2500", "own-3: r=2500 p=5000 q=2500", "pool-s: s=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000", "pool-r: r=10000"}, []uint32{503}},
 		{"an arm at 0 comes last in the split", fleet.Split{w("p", 0), w("q", 5), w("r", 5)}, []string{"s"}, []string{"p", "q", "r", "s"},
-			[]string{"own: q=5000 r=5000", "own-2: r=5000 q=5000", "own-3: p=10000", "pool-s: s=10000"}, []uint32{429, 503}},
+			[]string{"own: q=5000 r=5000", "own-2: r=5000 q=5000", "own-3: p=10000", "pool-s: s=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000", "pool-r: r=10000"}, []uint32{429, 503}},
 		{"cut over", fleet.Split{w("p", 0), w("q", 100)}, nil, []string{"p", "q"},
-			[]string{"own: q=10000", "own-2: p=10000"}, []uint32{429, 503}},
+			[]string{"own: q=10000", "own-2: p=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000"}, []uint32{429, 503}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := built(t, chainConfig(c.split, c.fallback, c.tiers...), local)
 			route := routeNamed(t, r, "x")
-			if got := groupsOf(t, route); !reflect.DeepEqual(got, c.want) {
-				t.Errorf("groups\n got %q\nwant %q", got, c.want)
+			if got, want := groupsOf(t, route), slices.Concat(c.want, c.extra); !reflect.DeepEqual(got, want) {
+				t.Errorf("groups\n got %q\nwant %q", got, want)
 			}
 			policy := route.GetRoute().GetRetryPolicy()
 			if got := policy.GetNumRetries().GetValue(); int(got) != len(c.want)-1 {
-				t.Errorf("%d retries for %d groups", got, len(c.want))
+				t.Errorf("%d retries for a chain of %d groups", got, len(c.want))
 			}
 			if got := policy.GetRetriableStatusCodes(); !reflect.DeepEqual(got, c.codes) {
 				t.Errorf("retriable codes %v, want %v", got, c.codes)
@@ -410,14 +412,6 @@ func TestGeneratingPathAgreesWithFleet(t *testing.T) {
 	} {
 		if fleet.Generates(path) != want || re.MatchString(path) != want {
 			t.Errorf("%q: fleet %v, route %v, want %v", path, fleet.Generates(path), re.MatchString(path), want)
-		}
-	}
-}
-
-func TestConfigRouteUndoesTheSuffixes(t *testing.T) {
-	for name, want := range map[string]string{"chat": "chat", "chat" + OtherSuffix: "chat", "chat" + ConnectSuffix: "chat"} {
-		if got := ConfigRoute(name); got != want {
-			t.Errorf("%q: %q", name, got)
 		}
 	}
 }
@@ -564,13 +558,27 @@ func TestEveryChainBuilds(t *testing.T) {
 		if want := max(n, 2); len(c.groups) != want {
 			t.Errorf("%d groups for %d pools", len(c.groups), n)
 		}
-		for _, g := range c.groups {
+		alone := map[string]string{}
+		names := map[string]bool{}
+		for _, g := range c.selectable() {
+			names[g.GetName()] = true
+			if pool, ok := strings.CutPrefix(g.GetName(), wire.GroupPool); ok && len(g.GetClusters()) == 1 {
+				alone[pool] = g.GetClusters()[0].GetClusterName()
+			}
 			sum := uint32(0)
 			for _, cw := range g.GetClusters() {
 				sum += cw.GetWeight().GetValue()
 			}
 			if sum != fleet.BasisPointsTotal {
 				t.Errorf("group %s sums to %d", g.GetName(), sum)
+			}
+		}
+		if len(names) != len(c.selectable()) {
+			t.Errorf("groups share a name: %v", c.selectable())
+		}
+		for _, p := range cfg.Pools {
+			if alone[p.Name] != p.Name {
+				t.Errorf("pool %s can't be named by a group of its own", p.Name)
 			}
 		}
 	})

@@ -23,28 +23,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 )
 
-// Suffixes of the Envoy routes that one config route becomes. The route for
-// generating paths bears the config route's own name.
-const (
-	// OtherSuffix marks the route for paths that don't generate tokens.
-	OtherSuffix = "/other"
-	// ConnectSuffix marks the route for CONNECT requests.
-	ConnectSuffix = "/connect"
-)
-
-// ConfigRoute returns the name of the config route behind an Envoy route's
-// name (wire.AttributeRouteName).
-func ConfigRoute(name string) string {
-	name = strings.TrimSuffix(name, OtherSuffix)
-	return strings.TrimSuffix(name, ConnectSuffix)
-}
-
 // GroupOwn is the name of every route's first priority group: the split. The
 // further pools of the split are in GroupOwn-2, -3, …
 const GroupOwn = "own"
-
-// PoolGroup is the name of the priority group that holds one fallback pool.
-func PoolGroup(pool string) string { return "pool-" + pool }
 
 const (
 	routeNamespace = "fairlead"
@@ -185,7 +166,7 @@ func routesOf(cfg *fleet.Config, r fleet.Route, skipPeek bool, peekDigits int) (
 	}
 	var out []*routev3.Route
 	if r.Match.Connect {
-		c := build(r.Name+ConnectSuffix, connectMatch(), other)
+		c := build(r.Name+wire.RouteConnect, connectMatch(), other)
 		c.GetRoute().UpgradeConfigs = []*routev3.RouteAction_UpgradeConfig{{UpgradeType: "CONNECT", Enabled: wrapperspb.Bool(true)}}
 		out = append(out, c)
 	}
@@ -195,7 +176,7 @@ func routesOf(cfg *fleet.Config, r fleet.Route, skipPeek bool, peekDigits int) (
 		generates.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
 		rest.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
 	}
-	return append(out, build(r.Name, generates, generating), build(r.Name+OtherSuffix, rest, other)), nil
+	return append(out, build(r.Name, generates, generating), build(r.Name+wire.RouteOther, rest, other)), nil
 }
 
 // bufferLimit is how much of a body Envoy keeps so that it can send it again.
@@ -224,7 +205,7 @@ func routeAction(c chain, retry *routev3.RetryPolicy) *routev3.RouteAction {
 			InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{Extension: extension(
 				"envoy.router.cluster_specifier_plugin.priority_group",
 				&prioritygroupv3.PriorityGroupClusterSpecifier{
-					PriorityGroups:            c.groups,
+					PriorityGroups:            c.selectable(),
 					OverrideMetadataNamespace: wire.NamespaceGroups,
 					RandomValueSpecifier: &prioritygroupv3.PriorityGroupClusterSpecifier_UseHashPolicy{
 						UseHashPolicy: wrapperspb.Bool(true),
@@ -252,7 +233,8 @@ func hashHeader(name string, terminal bool) *routev3.RouteAction_HashPolicy {
 	}
 }
 
-// retryPolicy walks the chain once: attempt n uses group n. There is no
+// retryPolicy walks the chain once: attempt n uses group n, and the groups after
+// the chain's are out of its reach. There is no
 // per-try timeout: an answer that isn't streamed sends its headers at the very
 // end and would be generated again for each attempt. ext_proc sets one per
 // streaming request.
@@ -423,7 +405,7 @@ func modelPrefixes(routes []fleet.Route) []modelPrefix {
 // the prefix, under that route's own name.
 func passBodiless(built []*routev3.Route, first fleet.Route) *routev3.Route {
 	for _, b := range built {
-		if b.GetName() != first.Name+OtherSuffix {
+		if b.GetName() != first.Name+wire.RouteOther {
 			continue
 		}
 		out := cloneRoute(b)

@@ -2,7 +2,6 @@ package extproc
 
 import (
 	"encoding/binary"
-	"math"
 	"math/bits"
 )
 
@@ -78,14 +77,6 @@ func shutEntry(b []byte, at [2]int) []byte { return shut(shut(b, at[1]), at[0]) 
 func stringEntry[T string | []byte](b []byte, key string, value T) []byte {
 	b, at := openEntry(b, key)
 	b = text(b, 3, value)
-	return shutEntry(b, at)
-}
-
-// numberEntry appends a Struct field with a number.
-func numberEntry(b []byte, key string, n float64) []byte {
-	b, at := openEntry(b, key)
-	b = append(b, 2<<3|1)
-	b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
 	return shutEntry(b, at)
 }
 

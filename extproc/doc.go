@@ -14,6 +14,9 @@
 //   - the route cache is cleared only for a request that is moved to another
 //     pool, and then the answer has a header mutation, without which Envoy
 //     ignores the clearing.
+//   - pools are named by groups that routes themselves have, never by clusters: a
+//     sidecar that lacks the group goes on along its own chain, one that lacks
+//     the cluster would answer 503.
 //   - an immediate response always has its status set; unset means 200.
 //
 // Who owns which header of an answer to the client: the ids and the strategy

@@ -9,17 +9,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
-// What follows a route's name in the names of the Envoy routes for its requests
-// that don't generate; package envoy writes them.
-const (
-	otherSuffix   = "/other"
-	connectSuffix = "/connect"
-)
-
 // splitRoute parts an Envoy route's name into the config route's and whether
 // its requests generate tokens.
 func splitRoute(envoyRoute string) (name string, generates bool) {
-	for _, suffix := range []string{otherSuffix, connectSuffix} {
+	for _, suffix := range [...]string{wire.RouteOther, wire.RouteConnect} {
 		if name, ok := strings.CutSuffix(envoyRoute, suffix); ok {
 			return name, false
 		}
@@ -255,35 +248,30 @@ func appendHosts(b []byte, v *verdict) []byte {
 	return shutStruct(b, steer)
 }
 
-var groupNames = [plan.MaxAttempts]string{"m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8"}
-
 // appendGroups writes a priority_group override, one group per attempt:
-// {"priority_groups": [{"name": "m1", "clusters": [{"cluster_name": …, "weight": 1}]}, …]}.
-// Envoy wants snake_case names, a name for every group and the weight as a
-// number.
+// {"priority_groups": [{"name": "pool-a100"}, …]}. It names only groups that the
+// route itself has. A sidecar whose route lacks one of them, because it is older
+// or newer than the plan, goes on along its own chain at that position; a
+// cluster named here that it lacks would be its final 503 (both measured on
+// Envoy 1.40.0).
 func appendGroups(b []byte, v *verdict) []byte {
 	b, groups := openStruct(b, wire.NamespaceGroups)
 	b, entry := openEntry(b, "priority_groups")
 	b, list := open(b, 6) // Value.list_value
-	for i, pick := range v.decision.Picks[:v.decision.N] {
+	for _, pick := range v.decision.Picks[:v.decision.N] {
 		var at, group int
 		b, at = open(b, 1)    // ListValue.values
 		b, group = open(b, 5) // Value.struct_value
-		b = stringEntry(b, "name", groupNames[i])
-		b = appendCluster(b, v.plan.PoolName(pick.Pool))
+		b = appendPoolGroup(b, v.plan.PoolName(pick.Pool))
 		b = shut(shut(b, group), at)
 	}
 	b = shutEntry(shut(b, list), entry)
 	return shutStruct(b, groups)
 }
 
-func appendCluster(b []byte, pool string) []byte {
-	b, entry := openEntry(b, "clusters")
-	b, list := open(b, 6)
-	b, value := open(b, 1)
-	b, cluster := open(b, 5)
-	b = stringEntry(b, "cluster_name", pool)
-	b = numberEntry(b, "weight", 1)
-	b = shut(shut(shut(b, cluster), value), list)
-	return shutEntry(b, entry)
+func appendPoolGroup(b []byte, pool string) []byte {
+	b, entry := openEntry(b, "name")
+	b, name := open(b, 3)
+	b = append(append(b, wire.GroupPool...), pool...)
+	return shutEntry(shut(b, name), entry)
 }

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -775,14 +776,7 @@ func TestShapeFollowsDecisions(t *testing.T) {
 	})
 	send := func(m metadata, set ...string) answer {
 		p.answerWith(always(func() *extprocv3.ProcessingResponse {
-			r := reply(m)
-			switch {
-			case m["fairlead.groups"] != nil:
-				return withClear(r, set...)
-			case len(set) > 0:
-				return withHeaders(r, set...)
-			}
-			return r
+			return withHeaders(reply(m), set...)
 		}))
 		return e.postJSON("/v1/chat/completions", `{"max_tokens": 77, "max_output_tokens": 78, "stream": true, "model": "m", "prompt_cache_key": "k"}`)
 	}
@@ -819,20 +813,6 @@ func TestShapeFollowsDecisions(t *testing.T) {
 			expectHeader(t, got, "X-Fairlead-Decision", "1718924567123-007-0001")
 			expectHeader(t, got, "X-Execution-Graph-Id", "abc")
 			expectHeader(t, got, "X-Request-Id", "1718924567123-007-0001")
-		}
-	})
-	t.Run("groups by name and pools by cluster", func(t *testing.T) {
-		for want, groups := range map[string][]any{
-			"b":  {map[string]any{"name": "x", "clusters": []any{map[string]any{"cluster_name": "b", "weight": 1}}}, map[string]any{"name": "own"}},
-			"c":  {map[string]any{"name": "pool-c"}},
-			"a1": {map[string]any{"name": "own"}, map[string]any{"name": "pool-c"}},
-		} {
-			got := send(metadata{"fairlead.groups": map[string]any{"priority_groups": groups}, "fairlead.log": logged,
-				"fairlead.steer": map[string]any{"hosts": list(a1)}})
-			if got.body != `{"pool":"`+want+`"}` {
-				t.Errorf("%d %s, want %s", got.status, got.body, want)
-			}
-			expectHeader(t, got, "X-Route-Strategy", "dynamic")
 		}
 	})
 	t.Run("an answer of ext_proc passes as it is", func(t *testing.T) {
@@ -872,6 +852,82 @@ func TestShapeFollowsDecisions(t *testing.T) {
 		expectHeader(t, got, "X-Route-Strategy", "dynamic")
 		expectHeader(t, got, "X-Fairlead-Decision", "1718924567123-007-0001")
 	})
+}
+
+// TestShapeFollowsGroupsByName: ext_proc names groups of the route, among them
+// those that no attempt of the route's own chain reaches; a name that the route
+// doesn't have leaves that attempt to the route's own chain.
+func TestShapeFollowsGroupsByName(t *testing.T) {
+	var mu sync.Mutex
+	var seen []string
+	failing := map[string]bool{}
+	server := func(name string) *envoytest.Upstream {
+		return envoytest.NewUpstream(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, name)
+			if failing[name] {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+		}))
+	}
+	a, b, c := server("a"), server("b"), server("c")
+	p := newProcessor(t, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	rt := nobody(t)
+	rt.ExtProc = fleet.Address{Path: p.socket}
+	// Only a is drawn: the chain is a, b, c.
+	e := startShape(t, threePools(ups(a), ups(b), ups(c), 1, 0), rt)
+	e.WaitStat("cluster."+wire.ClusterExtProc+".membership_healthy", func(n int64) bool { return n == 1 })
+
+	for _, row := range []struct {
+		name    string
+		groups  string
+		moved   bool
+		failing string
+		want    string
+		status  int
+	}{
+		{"first attempt", "pool-b", true, "", "b", 200},
+		{"the chain's own names", "pool-c own", true, "c", "c a", 200},
+		{"every pool by name", "pool-c pool-b pool-a", true, "b c", "c b a", 200},
+		{"retries only", "pool-a pool-c", false, "a", "a c", 200},
+		{"fewer groups than attempts", "pool-b pool-a", true, "a b c", "b a a", 503},
+		{"a name that isn't there", "pool-gone", true, "", "a", 200},
+		{"no name that is there", "pool-gone pool-lost pool-away", true, "a b", "a b c", 200},
+		{"some names that are there", "pool-gone pool-c pool-b", true, "a c", "a c b", 200},
+		{"more names than the chain has attempts", "pool-w pool-x pool-y pool-z pool-a", true, "a b c", "a b c", 503},
+		{"the chain without ext_proc's groups", "", false, "a b c", "a b c", 503},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			mu.Lock()
+			seen, failing = nil, map[string]bool{}
+			for _, name := range strings.Fields(row.failing) {
+				failing[name] = true
+			}
+			mu.Unlock()
+			m := metadata{"fairlead.log": map[string]any{"strategy": "dynamic"}}
+			var groups []any
+			for _, name := range strings.Fields(row.groups) {
+				groups = append(groups, map[string]any{"name": name})
+			}
+			if groups != nil {
+				m["fairlead.groups"] = map[string]any{"priority_groups": groups}
+			}
+			p.answerWith(always(func() *extprocv3.ProcessingResponse {
+				if row.moved {
+					return withClear(reply(m))
+				}
+				return reply(m)
+			}))
+			got := e.postJSON("/v1/chat/completions", `{}`)
+			mu.Lock()
+			defer mu.Unlock()
+			if order := strings.Join(seen, " "); order != row.want || got.status != row.status {
+				t.Errorf("attempts %q, status %d; want %q, %d", order, got.status, row.want, row.status)
+			}
+			expectHeader(t, got, "X-Route-Strategy", "dynamic")
+		})
+	}
 }
 
 // refused is an immediate answer with status 429.

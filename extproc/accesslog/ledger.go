@@ -27,6 +27,9 @@ const (
 	// ended still count: longer than the heartbeat's interval, so that an Envoy
 	// that only lost its connection renews them in time.
 	NodeGrace = 12 * time.Second
+	// DeadGrace is how long the attempts of an Envoy count that is known to be
+	// dead: the end of its streams may overtake what it logged last.
+	DeadGrace = 500 * time.Millisecond
 	// memory is how long an ended attempt is remembered, so that its start or
 	// a heartbeat of it that comes late is known to be late.
 	memory = 5 * time.Second
@@ -243,8 +246,15 @@ func (l *Ledger) stop(r *record) {
 
 // NodeGone says that the last log stream of an Envoy has ended: its attempts
 // end after NodeGrace unless it shows them again.
-func (l *Ledger) NodeGone(node string) {
-	limit := l.now().Add(NodeGrace)
+func (l *Ledger) NodeGone(node string) { l.shorten(node, NodeGrace) }
+
+// NodeDead says that an Envoy is gone altogether: its attempts end after
+// DeadGrace. Should it only have been cut off, its heartbeats bring them back.
+func (l *Ledger) NodeDead(node string) { l.shorten(node, DeadGrace) }
+
+// shorten lets the running attempts of an Envoy end after grace at the latest.
+func (l *Ledger) shorten(node string, grace time.Duration) {
+	limit := l.now().Add(grace)
 	l.each(func(s *shard, key requestKey, r *record) {
 		if r.running && r.node == node && r.until.After(limit) {
 			r.until = limit

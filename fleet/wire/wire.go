@@ -1,6 +1,7 @@
 // Package wire holds the names that travel between Envoy, clients and
-// Fairlead: header names, dynamic-metadata namespaces and keys, and the names
-// of the clusters that belong to Fairlead itself. It holds constants only.
+// Fairlead: header names, dynamic-metadata namespaces and keys, the names
+// of the clusters that belong to Fairlead itself, and of routes and groups. It
+// holds constants only.
 package wire
 
 // Request headers that clients may send.
@@ -99,6 +100,19 @@ const (
 	ClusterXDS       = "fairlead_xds"
 	ClusterExtProc   = "fairlead_extproc"
 	ClusterAccessLog = "fairlead_accesslog"
+)
+
+// Names inside route configurations that both package envoy, which writes them,
+// and package extproc, which reads and answers with them, must agree on.
+const (
+	// RouteOther and RouteConnect follow a config route's name in the names of
+	// the Envoy routes for its requests that don't generate and for CONNECT; the
+	// Envoy route for generating requests bears the plain name.
+	RouteOther   = "/other"
+	RouteConnect = "/connect"
+	// GroupPool precedes a pool's name in the name of the priority group that
+	// holds that pool alone. Every route has one for each pool of its chain.
+	GroupPool = "pool-"
 )
 
 // Names of the gRPC access logs.
