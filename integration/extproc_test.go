@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,11 +99,9 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 		route := plan.RouteInput{
 			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy,
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
-			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()), Fallback: r.Fallback,
+			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()),
 		}
-		for _, arm := range r.Split {
-			route.Split = append(route.Split, arm.Pool)
-		}
+		route.Split, route.Fallback = drawnAndFurther(r)
 		in.Routes = append(in.Routes, route)
 	}
 	p, err := plan.Compile(in)
@@ -479,6 +478,37 @@ routes:
 	if r := s.postJSON(chatPath, `{}`); r.status != http.StatusOK || s.lastEvent().Moved {
 		t.Errorf("with room in a again: %d, %+v", r.status, s.lastEvent())
 	}
+}
+
+// TestExtProcAheadOfASidecar: the plan moves requests to a pool that the sidecar
+// doesn't have, as one that refused or has not yet got the new configuration.
+// It serves them along its own chain.
+func TestExtProcAheadOfASidecar(t *testing.T) {
+	a, b := envoytest.NewUpstream(t, envoytest.Status(503, "busy")), envoytest.NewUpstream(t, nil)
+	s := startSteered(t, steerShape(a, b, 256))
+	s.cfg.Pools = append(s.cfg.Pools, fleet.Pool{Name: "new", MaxInFlight: 256, Endpoints: []fleet.Endpoint{
+		{Name: "new-1", Address: netip.MustParseAddrPort("127.0.0.1:1")},
+	}})
+	s.cfg.Routes[1].Split = fleet.Split{{Pool: "a", Weight: 1}, {Pool: "new", Weight: 1}}
+	s.compile(t, func(key fleet.EndpointKey) float64 {
+		if key.Pool == "new" {
+			return 1
+		}
+		return 0
+	})
+	for range 10 {
+		r := s.postJSON(chatPath, `{}`)
+		if r.status != http.StatusOK {
+			t.Fatalf("status %d: %s", r.status, r.body)
+		}
+		if e := s.lastEvent(); !e.Moved || e.Pool != "new" || e.Reason != plan.ReasonPoolEmpty {
+			t.Errorf("event %+v", e)
+		}
+		if o := s.outcome(t, r.header.Get("x-fairlead-decision"), ended); o.Endpoint.Pool != "a" {
+			t.Errorf("served by %v", o.Endpoint)
+		}
+	}
+	s.waitEmpty(t)
 }
 
 func TestExtProcDeadPassesRequestsAsLegacyAndRecovers(t *testing.T) {
