@@ -3,8 +3,7 @@
 // call it; it computes nothing and holds no state.
 //
 // The API has no credentials of its own. It listens on loopback unless the
-// config says `plaintext: true`, refuses requests whose Host is not the address
-// it listens on (a web page that rebinds its name to loopback cannot reach it),
-// and takes changes only as application/json, which a cross-origin form cannot
-// send.
+// config says `plaintext: true`. On loopback it refuses requests whose Host is
+// another (a web page that rebinds its name to loopback cannot reach it), and it
+// takes changes only as application/json, which a cross-origin form cannot send.
 package admin

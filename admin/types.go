@@ -38,6 +38,8 @@ type Fleet struct {
 type Pool struct {
 	Name      string     `json:"name"`
 	Tier      string     `json:"tier"`
+	Model     string     `json:"model,omitempty"`
+	Hardware  string     `json:"hardware,omitempty"`
 	Endpoints []Endpoint `json:"endpoints"`
 }
 
@@ -45,6 +47,8 @@ type Pool struct {
 type Endpoint struct {
 	Name    string `json:"name"`
 	Address string `json:"address"`
+	Node    string `json:"node,omitempty"`
+	Zone    string `json:"zone,omitempty"`
 	// Risk is the last raw score, 0 … 1; Known is false when there is none.
 	Risk  float64 `json:"risk"`
 	Known bool    `json:"risk_known"`
@@ -56,11 +60,22 @@ type Endpoint struct {
 	Weight   float64 `json:"weight"`
 	Share    float64 `json:"share"`
 	InFlight int32   `json:"in_flight"`
-	// TelemetryAge is in seconds, −1 before the first sample.
+	// Attempts5s and Errors5s count attempts that ended in the last 5 s, by
+	// Envoy's access log, and those of them that failed.
+	Attempts5s int `json:"attempts_5s"`
+	Errors5s   int `json:"errors_5s"`
+	// HeaderMillis is the mean time to response headers over the last 5 s, −1
+	// when none came. It is not the time to the first token.
+	HeaderMillis float64 `json:"headers_ms"`
+	// TelemetryAge is the age of the model server's numbers in seconds, −1
+	// before the first; GPUAge that of the GPU page's.
 	TelemetryAge float64 `json:"telemetry_age_s"`
-	KVUsage      float64 `json:"kv_usage"`
-	Running      float64 `json:"running"`
-	Waiting      float64 `json:"waiting"`
+	GPUAge       float64 `json:"gpu_age_s"`
+	// TelemetryError is why the last scrape failed, "" if it did not.
+	TelemetryError string  `json:"telemetry_error,omitempty"`
+	KVUsage        float64 `json:"kv_usage"`
+	Running        float64 `json:"running"`
+	Waiting        float64 `json:"waiting"`
 }
 
 // Split is the division of one route's requests among pools.

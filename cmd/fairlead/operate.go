@@ -104,18 +104,26 @@ func runFleet(ctx context.Context, args []string, io stdio) error {
 }
 
 func showFleet(w io.Writer, format string, f admin.Fleet) error {
-	return show(w, format, f, "POOL\tENDPOINT\tADDRESS\tRISK\tSTATE\tSHARE\tIN FLIGHT\tKV\tRUNNING\tWAITING\tAGE\tWHY", func(w io.Writer) {
+	return show(w, format, f, "POOL\tENDPOINT\tADDRESS\tRISK\tSTATE\tSHARE\tIN FLIGHT\tERRORS\tHEADERS\tKV\tRUNNING\tWAITING\tAGE\tWHY", func(w io.Writer) {
 		for _, p := range f.Pools {
 			for _, e := range p.Endpoints {
 				risk := "-"
 				if e.Known {
 					risk = strconv.FormatFloat(e.Risk, 'f', 2, 64)
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%.2f\t%.0f\t%.0f\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
-					e.State, 100*e.Share, e.InFlight, e.KVUsage, e.Running, e.Waiting, seconds(e.TelemetryAge), e.Why)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%d/%d\t%s\t%.2f\t%.0f\t%.0f\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
+					e.State, 100*e.Share, e.InFlight, e.Errors5s, e.Attempts5s, seconds(e.HeaderMillis/1000), e.KVUsage, e.Running, e.Waiting, seconds(e.TelemetryAge), why(e))
 			}
 		}
 	})
+}
+
+// why joins what the state rests on with what is wrong with the telemetry.
+func why(e admin.Endpoint) string {
+	if e.TelemetryError == "" {
+		return e.Why
+	}
+	return e.Why + ": " + e.TelemetryError
 }
 
 func seconds(s float64) string {

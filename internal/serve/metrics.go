@@ -3,11 +3,13 @@ package serve
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/otel/attribute"
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
@@ -15,6 +17,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
 )
 
@@ -79,26 +82,60 @@ func (l *labels[K]) each(f func(K, int64)) {
 // xdsKey labels what happened on the xDS streams.
 type xdsKey struct{ kind, typ string }
 
+// attemptKey labels an attempt that ended, endKey a request.
+type (
+	attemptKey struct{ pool, cause string }
+	endKey     struct{ code, cause string }
+)
+
+// outcome counts what Envoy logged to be over.
+func (m *metrics) outcome(o fleet.Outcome) {
+	switch o.Kind {
+	case fleet.AttemptEnded:
+		m.attempts.add(attemptKey{o.Endpoint.Pool, o.Cause.String()}, 1)
+		if o.HeaderTime > 0 {
+			m.headers.Record(context.Background(), o.HeaderTime.Seconds())
+		}
+	case fleet.RequestEnded:
+		m.ended.add(endKey{codeClass(o.Code), o.Cause.String()}, 1)
+	}
+}
+
+// codeClass is a status as a label: 429 and 503 by themselves, others by class.
+func codeClass(code int) string {
+	switch {
+	case code == http.StatusTooManyRequests, code == http.StatusServiceUnavailable:
+		return strconv.Itoa(code)
+	case code >= 100 && code <= 599:
+		return strconv.Itoa(code/100) + "xx"
+	}
+	return "none"
+}
+
 // metrics are the process's OpenTelemetry instruments with their Prometheus
 // exporter.
 type metrics struct {
 	provider *sdkmetric.MeterProvider
 	handler  http.Handler
 	decision metric.Float64Histogram
+	headers  metric.Float64Histogram
 
 	requests  *labels[requestKey]
 	budgets   *labels[string]
 	xds       *labels[xdsKey]
 	accessLog *labels[string]
 	reloads   *labels[string]
+	attempts  *labels[attemptKey]
+	ended     *labels[endKey]
 	// anomalies counts requests that something was wrong with; they go on.
 	anomalies *labels[string]
 }
 
-// newMetrics builds the instruments; fleet gives the state that gauges show,
-// scraped the scraper's counts.
-func newMetrics(fleet func() admin.Fleet, scraped func() scrape.Counters) (*metrics, error) {
+// newMetrics builds the instruments; view gives the state that gauges show,
+// scraped the scraper's counts, dropped the ledger's attempts that found no room.
+func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, dropped func() uint64) (*metrics, error) {
 	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
 	if err != nil {
 		return nil, err
@@ -112,6 +149,8 @@ func newMetrics(fleet func() admin.Fleet, scraped func() scrape.Counters) (*metr
 		xds:       newLabels(xdsKey{"other", "other"}),
 		accessLog: newLabels("other"),
 		reloads:   newLabels("other"),
+		attempts:  newLabels(attemptKey{"other", "other"}),
+		ended:     newLabels(endKey{"other", "other"}),
 		anomalies: newLabels("other"),
 	}
 	meter := provider.Meter("github.com/fairlead-proxy/fairlead")
@@ -121,13 +160,19 @@ func newMetrics(fleet func() admin.Fleet, scraped func() scrape.Counters) (*metr
 	if err != nil {
 		return nil, err
 	}
-	if err := m.observeCounters(meter, scraped); err != nil {
+	m.headers, err = meter.Float64Histogram("fairlead.attempt.headers", metric.WithUnit("s"),
+		metric.WithDescription("Time from an attempt's start to its response headers, by Envoy's access log. Not the time to the first token."),
+		metric.WithExplicitBucketBoundaries(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64))
+	if err != nil {
 		return nil, err
 	}
-	return m, observeFleet(meter, fleet)
+	if err := m.observeCounters(meter, scraped, dropped); err != nil {
+		return nil, err
+	}
+	return m, observeFleet(meter, view)
 }
 
-func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters) error {
+func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, dropped func() uint64) error {
 	counter := func(name, description string, observe func(metric.Int64Observer)) error {
 		_, err := meter.Int64ObservableCounter(name, metric.WithDescription(description),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -151,15 +196,28 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 					attribute.String("strategy", k.strategy), attribute.String("reason", k.reason)))
 			})
 		}},
+		{"fairlead.attempts", "Attempts that ended, by pool and how.", func(o metric.Int64Observer) {
+			m.attempts.each(func(k attemptKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("pool", k.pool), attribute.String("cause", k.cause)))
+			})
+		}},
+		{"fairlead.requests.ended", "Requests that ended, by status and how.", func(o metric.Int64Observer) {
+			m.ended.each(func(k endKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("code", k.code), attribute.String("cause", k.cause)))
+			})
+		}},
 		{"fairlead.budgets", "Requests by where their output budget came from.", single(m.budgets, "source")},
 		{"fairlead.xds.events", "Pushes, ACKs, NACKs and what else happened on xDS streams.", func(o metric.Int64Observer) {
 			m.xds.each(func(k xdsKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("event", k.kind), attribute.String("type", k.typ)))
 			})
 		}},
-		{"fairlead.accesslog.entries", "Access-log entries received, by kind; gaps and refused entries too.", single(m.accessLog, "kind")},
+		{"fairlead.accesslog.entries", "Access-log entries received, by kind. A stream that ended may have taken entries with it.", single(m.accessLog, "kind")},
 		{"fairlead.config.reloads", "Changes of the config file, by result.", single(m.reloads, "result")},
 		{"fairlead.request.anomalies", "Requests with an unknown strategy, and ext_proc messages that could not be read; they go on.", single(m.anomalies, "kind")},
+		{"fairlead.ledger.dropped", "Attempts that were not counted as in flight because the ledger was full.", func(o metric.Int64Observer) {
+			o.Observe(int64(dropped()))
+		}},
 		{"fairlead.scrape.events", "Metrics pages asked for, failures, lines and numbers that could not be used.", func(o metric.Int64Observer) {
 			c := scraped()
 			for kind, n := range map[string]uint64{"pages": c.Scrapes, "failures": c.Failures, "bad_lines": c.BadLines, "rejected_numbers": c.Rejected} {
@@ -176,7 +234,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 
 // observeFleet exports risk, state, weight, in-flight and telemetry age of
 // every endpoint, and the age of the plan in ticks.
-func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
+func observeFleet(meter metric.Meter, view func() admin.Fleet) error {
 	gauge := func(name, unit, description string) (metric.Float64ObservableGauge, error) {
 		return meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
 	}
@@ -192,7 +250,7 @@ func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
 	if err != nil {
 		return err
 	}
-	age, err := gauge("fairlead.telemetry.age", "s", "Age of the newest telemetry that still changed.")
+	age, err := gauge("fairlead.telemetry.age", "s", "Age of the newest numbers, by source; of the model server only numbers that still move count.")
 	if err != nil {
 		return err
 	}
@@ -205,7 +263,7 @@ func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
 		return err
 	}
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		f := fleet()
+		f := view()
 		if f.Plan != "" {
 			o.ObserveFloat64(plan, time.Since(f.Compiled).Seconds())
 		}
@@ -217,8 +275,11 @@ func observeFleet(meter metric.Meter, fleet func() admin.Fleet) error {
 				}
 				o.ObserveFloat64(weight, e.Share, at)
 				o.ObserveFloat64(inFlight, float64(e.InFlight), at)
-				if e.TelemetryAge >= 0 {
-					o.ObserveFloat64(age, e.TelemetryAge, at)
+				for source, seconds := range map[string]float64{"engine": e.TelemetryAge, "gpu": e.GPUAge} {
+					if seconds >= 0 {
+						o.ObserveFloat64(age, seconds, metric.WithAttributes(attribute.String("pool", p.Name),
+							attribute.String("endpoint", e.Name), attribute.String("source", source)))
+					}
 				}
 				o.ObserveFloat64(state, 1, metric.WithAttributes(attribute.String("pool", p.Name),
 					attribute.String("endpoint", e.Name), attribute.String("state", e.State)))

@@ -45,6 +45,8 @@ type scoring struct {
 type tracker struct {
 	window telemetry.Window
 	ends   ends
+	// lastErr is why the last reading failed, "" if it did not.
+	lastErr string
 }
 
 func newScoring(model scorer.Model, ledger *accesslog.Ledger) *scoring {
@@ -70,11 +72,17 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 
 // read takes one reading; it never blocks for long.
 func (s *scoring) read(r telemetry.Reading) {
-	if r.Err != nil {
-		return // its absence ages the endpoint
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	t := s.endpoints[r.Endpoint]
+	if t == nil {
+		return // it has just left the config
+	}
+	if r.Err != nil {
+		t.lastErr = r.Err.Error() // the missing sample ages the endpoint
+		return
+	}
+	t.lastErr = ""
 	if len(s.readings) >= maxReadings {
 		s.readings = s.readings[1:]
 	}
@@ -145,7 +153,7 @@ func (s *scoring) views() []scorer.PoolView {
 
 func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) (plan.PoolInput, admin.Pool) {
 	input := plan.PoolInput{Name: p.Name, Tier: p.Tier}
-	shown := admin.Pool{Name: p.Name, Tier: p.Tier}
+	shown := admin.Pool{Name: p.Name, Tier: p.Tier, Model: p.Model, Hardware: p.Hardware}
 	total := 0.0
 	for _, v := range verdicts {
 		total += v.Weight
@@ -158,20 +166,36 @@ func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) 
 			Address: e.Address, Slot: slot, Weight: v.Weight, MaxInFlight: int32(p.MaxInFlight),
 			KVFree: v.KVFree, Risk: v.Risk, State: v.State,
 		})
-		row := admin.Endpoint{
-			Name: e.Name, Address: e.Address.String(), Risk: float64(v.Risk), Known: !v.Stale && p.Telemetry.Source != fleet.TelemetryNone, State: v.State.String(),
-			Why: v.Reason.String(), Weight: v.Weight, InFlight: s.ledger.InFlight(slot), TelemetryAge: -1,
-		}
+		row := s.row(now, s.endpoints[key], v)
+		row.Name, row.Address, row.Node, row.Zone = e.Name, e.Address.String(), e.Node, e.Zone
+		row.Known = !v.Stale && p.Telemetry.Source != fleet.TelemetryNone
+		row.InFlight = s.ledger.InFlight(slot)
 		if total > 0 {
 			row.Share = v.Weight / total
-		}
-		if latest, ok := s.endpoints[key].window.Latest(); ok {
-			row.TelemetryAge = s.endpoints[key].window.Age(now).Seconds()
-			row.KVUsage, row.Running, row.Waiting = latest.KVUsage, latest.Running, latest.Waiting
 		}
 		shown.Endpoints = append(shown.Endpoints, row)
 	}
 	return input, shown
+}
+
+// row is what people see of one endpoint, as far as its own history tells.
+func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict) admin.Endpoint {
+	own := t.ends.own()
+	row := admin.Endpoint{
+		Risk: float64(v.Risk), State: v.State.String(), Why: v.Reason.String(), Weight: v.Weight,
+		TelemetryError: t.lastErr, Errors5s: own.Errors5s, Attempts5s: own.Attempts5s, HeaderMillis: -1, TelemetryAge: -1, GPUAge: -1,
+	}
+	if d, ok := t.ends.headerTime(); ok {
+		row.HeaderMillis = float64(d.Microseconds()) / 1000
+	}
+	if latest, ok := t.window.Latest(); ok {
+		row.TelemetryAge = t.window.Age(now).Seconds()
+		row.KVUsage, row.Running, row.Waiting = latest.KVUsage, latest.Running, latest.Waiting
+	}
+	if sample, ok := t.window.Last(telemetry.HasGPUUtil, now, time.Hour); ok {
+		row.GPUAge = now.Sub(sample.At).Seconds()
+	}
+	return row
 }
 
 // routeInputs lays out every route's chain as the builders do: arms that are
@@ -188,8 +212,9 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
 			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()),
 		}
-		for _, arm := range split {
-			if arm.Weight > 0 {
+		points := split.BasisPoints()
+		for i, arm := range split {
+			if points[i] > 0 {
 				in.Split = append(in.Split, arm.Pool)
 			} else {
 				in.Fallback = append(in.Fallback, arm.Pool)
@@ -208,16 +233,28 @@ const errorTicks = 25
 type ends struct {
 	attempts  [errorTicks]int // rings, one slot per tick
 	errors    [errorTicks]int
+	headers   [errorTicks]headerTimes
 	at        int
 	oom       int
 	connect   int
 	successes uint64
 }
 
+// headerTimes sums the times from an attempt's start to its response headers.
+type headerTimes struct {
+	n   int
+	sum time.Duration
+}
+
 // add counts one attempt. A 500 is how vLLM and SGLang report an engine that
 // ran out of memory; Envoy's log has the status and not the text, so any 500
 // counts towards the streak, and anything else but a failed connection ends it.
 func (e *ends) add(o fleet.Outcome) {
+	if o.HeaderTime > 0 {
+		h := &e.headers[e.at]
+		h.n++
+		h.sum += o.HeaderTime
+	}
 	switch o.Cause {
 	case fleet.CauseOK, fleet.CauseClientError, fleet.CauseThrottled:
 		e.oom, e.connect = 0, 0
@@ -243,7 +280,21 @@ func (e *ends) add(o fleet.Outcome) {
 
 func (e *ends) tick() {
 	e.at = (e.at + 1) % errorTicks
-	e.errors[e.at], e.attempts[e.at] = 0, 0
+	e.errors[e.at], e.attempts[e.at], e.headers[e.at] = 0, 0, headerTimes{}
+}
+
+// headerTime is the mean time to response headers over the last 5 s, or false
+// if none came.
+func (e *ends) headerTime() (time.Duration, bool) {
+	var all headerTimes
+	for _, h := range e.headers {
+		all.n += h.n
+		all.sum += h.sum
+	}
+	if all.n == 0 {
+		return 0, false
+	}
+	return all.sum / time.Duration(all.n), true
 }
 
 func (e *ends) own() scorer.Own {

@@ -52,6 +52,7 @@ type Options struct {
 // then [Server.Run].
 type Server struct {
 	log        *slog.Logger
+	background context.Context // for log calls outside any request
 	configPath string
 	onOutcome  func(fleet.Outcome)
 
@@ -66,9 +67,13 @@ type Server struct {
 	extproc *extproc.Service
 	metrics *metrics
 	handler http.Handler
+	present *presence
 
 	// reconfigure serialises config and split changes.
 	reconfigure sync.Mutex
+	// refused counts 429s since the last line about them.
+	refused    atomic.Int64
+	refusedLog time.Time // owned by the tick loop
 
 	listeners struct{ xds, extproc, accessLog, admin net.Listener }
 	servers   struct{ xds, extproc, accessLog *grpc.Server }
@@ -86,7 +91,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{log: o.Log, configPath: o.ConfigPath, onOutcome: o.OnOutcome}
+	s := &Server{log: o.Log, background: context.Background(), configPath: o.ConfigPath, onOutcome: o.OnOutcome}
 	s.config.Store(o.Config)
 	s.view.Store(&admin.Fleet{Scorer: model.Name()})
 	s.ledger = accesslog.NewLedger(time.Now)
@@ -94,12 +99,11 @@ func New(o Options) (*Server, error) {
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() }); err != nil {
+	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() }, s.ledger.Dropped); err != nil {
 		return nil, err
 	}
-	s.publish = xds.New(xds.Options{Log: o.Log, Observe: func(e xds.Event) {
-		s.metrics.xds.add(xdsKey{string(e.Kind), typeName(e.TypeURL)}, 1)
-	}})
+	s.present = newPresence()
+	s.publish = xds.New(xds.Options{Log: o.Log, Observe: s.observeXDS})
 	if err := s.submit(o.Config); err != nil {
 		return nil, err
 	}
@@ -131,8 +135,8 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 
 	receiver := accesslog.New(accesslog.Options{
 		Sink:     s.outcome,
-		NodeGone: s.ledger.NodeGone,
-		Observe:  func(e accesslog.Event) { s.metrics.accessLog.add(e.Kind.String(), int64(max(e.N, 1))) },
+		NodeGone: s.logsEnded,
+		Observe:  s.observeLog,
 		Log:      s.log,
 	})
 	s.servers.accessLog = grpc.NewServer(append(accesslog.ServerOptions(), keepalives()...)...)
@@ -207,7 +211,10 @@ func (s *Server) Run(ctx context.Context) error {
 	part(running, func(ctx context.Context) error { return s.scraper.Run(ctx, s.scoring.read) })
 	part(running, s.tick)
 	if s.configPath != "" {
-		part(running, func(ctx context.Context) error { return watchFile(ctx, s.configPath, s.reload) })
+		part(running, func(ctx context.Context) error {
+			watchFile(ctx, s.configPath, s.log, s.reload)
+			return nil
+		})
 	}
 	s.extproc.SetServing(true)
 	s.ready.Store(true)
@@ -288,7 +295,9 @@ func (s *Server) step(now time.Time) {
 	}
 	s.plan.Store(p)
 	view.Plan, view.Compiled = p.Digest(), now
+	s.logChanges(s.view.Load(), &view)
 	s.view.Store(&view)
+	s.logRefusals(now)
 }
 
 // readiness says why the process should get no traffic yet.
@@ -305,10 +314,38 @@ func (s *Server) readiness() error {
 // outcome takes what Envoy logged to the ledger, the scoring and whoever else
 // asked.
 func (s *Server) outcome(o fleet.Outcome) {
+	s.metrics.outcome(o)
 	s.ledger.Apply(o)
 	s.scoring.outcome(o)
 	if s.onOutcome != nil {
 		s.onOutcome(o)
+	}
+}
+
+func (s *Server) observeXDS(e xds.Event) {
+	s.metrics.xds.add(xdsKey{string(e.Kind), typeName(e.TypeURL)}, 1)
+	switch e.Kind {
+	case xds.EventConnect:
+		s.present.xdsBegan(e.Node)
+	case xds.EventDisconnect:
+		if s.present.xdsEnded(e.Node) {
+			s.ledger.NodeDead(e.Node)
+		}
+	}
+}
+
+func (s *Server) observeLog(e accesslog.Event) {
+	s.metrics.accessLog.add(e.Kind.String(), int64(max(e.N, 1)))
+	if e.Kind == accesslog.EventStreamBegan {
+		s.present.logsBegan(e.Node)
+	}
+}
+
+func (s *Server) logsEnded(node string) {
+	if s.present.logsEnded(node) {
+		s.ledger.NodeDead(node)
+	} else {
+		s.ledger.NodeGone(node)
 	}
 }
 
@@ -319,6 +356,9 @@ func (s *Server) observeRequest(e extproc.Event) {
 	}
 	if e.UnknownStrategy {
 		s.metrics.anomalies.add("unknown_strategy", 1)
+	}
+	if e.Action == plan.ActionRefuse {
+		s.refused.Add(1)
 	}
 	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Reason.String()}, 1)
 	s.metrics.budgets.add(e.BudgetSource.String(), 1)

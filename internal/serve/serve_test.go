@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -14,9 +15,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/telemetry"
+	"github.com/fairlead-proxy/fairlead/xds"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -271,8 +274,11 @@ func TestWatchSeesRenamesAndSwappedLinks(t *testing.T) {
 	}
 	changed := make(chan struct{}, 100)
 	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- watchFile(ctx, link, func() { changed <- struct{}{} }) }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		watchFile(ctx, link, slog.New(slog.DiscardHandler), func() { changed <- struct{}{} })
+	}()
 	await := func(what string, do func() error) {
 		t.Helper()
 		// The watch may begin after the change: change until it is seen.
@@ -290,22 +296,222 @@ func TestWatchSeesRenamesAndSwappedLinks(t *testing.T) {
 			}
 		}
 	}
+	swaps := 0
 	await("a swapped link", func() error {
 		next := link + ".next"
 		_ = os.Remove(next)
-		if err := os.Symlink("v2", next); err != nil {
+		swaps++
+		if err := os.Symlink([]string{"v1", "v2"}[swaps%2], next); err != nil {
 			return err
 		}
 		return os.Rename(next, link)
 	})
 	await("a file renamed into place", func() error {
-		write("tmp", "3")
+		write("tmp", "3 "+time.Now().String())
 		return os.Rename(filepath.Join(dir, "tmp"), link)
 	})
-	await("a write in place", func() error { write("config.yaml", "4"); return nil })
+	await("a write in place", func() error { write("config.yaml", "4 "+time.Now().String()); return nil })
+	// Noise in the folder neither hides a change nor makes one.
+	noise, quiet := context.WithCancel(ctx)
+	noisy := make(chan struct{})
+	go func() {
+		defer close(noisy)
+		for noise.Err() == nil {
+			_ = os.WriteFile(filepath.Join(dir, "log"), []byte(time.Now().String()), 0o600)
+			time.Sleep(settle / 5)
+		}
+	}()
+	await("a change beside a busy log file", func() error { write("config.yaml", "5 "+time.Now().String()); return nil })
+	quiet()
+	<-noisy
+	// The folder is replaced: no notice comes, but it is looked at.
+	if err := os.Rename(dir, dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir + ".old")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for len(changed) > 0 {
+		<-changed
+	}
+	await("a file in a new folder of the same name", func() error { write("config.yaml", "6 "+time.Now().String()); return nil })
 	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
+	<-ended
+}
+
+func TestWatchGoesOnWhereTheFolderIsMissing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "later")
+	changed := make(chan struct{}, 10)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		watchFile(ctx, filepath.Join(dir, "config.yaml"), slog.New(slog.DiscardHandler), func() { changed <- struct{}{} })
+	}()
+	time.Sleep(settle) // let it take its first look; a later one only makes the test pass too
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-changed:
+	case <-time.After(20 * time.Second):
+		t.Error("not seen")
+	}
+	stop()
+	<-ended
+}
+
+// TestOutcomesReachStatesAndRows feeds what Envoy logs of a server that is gone.
+func TestOutcomesReachStatesAndRows(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}
+	now := time.Now()
+	for i := range 3 {
+		s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: fmt.Sprint(i), Attempt: 1, Endpoint: key, Cause: fleet.CauseConnectFailed})
+	}
+	s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: "4", Attempt: 1, HeaderTime: 30 * time.Millisecond, Cause: fleet.CauseOK,
+		Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1002")}})
+	s.step(now)
+	rows := s.Fleet().Pools[0].Endpoints
+	if rows[0].State != "ejected" || rows[0].Why != "refused" || rows[0].Share != 0 || rows[0].Errors5s != 3 {
+		t.Errorf("three refused connections in a row: %+v", rows[0])
+	}
+	if rows[1].HeaderMillis != 30 || rows[1].Attempts5s != 1 || rows[2].HeaderMillis != -1 {
+		t.Errorf("header times: %+v, %+v", rows[1], rows[2])
+	}
+}
+
+// TestReadingsReachShares feeds one loaded engine beside two idle ones.
+func TestReadingsReachShares(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for tick := range 4 {
+		now = now.Add(interval)
+		for port, kv := range map[uint16]float64{1001: 0.65, 1002: 0.1, 1003: 0.1} {
+			s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
+				Sample: telemetry.Sample{At: now, Known: telemetry.HasKVUsage | telemetry.HasKVTokens | telemetry.HasRunning | telemetry.HasGenerationTokens,
+					KVUsage: kv, KVTokens: 1000, Running: 2, GenerationTokens: float64(tick)}})
+		}
+		s.step(now)
+	}
+	rows := s.Fleet().Pools[0].Endpoints
+	if !(rows[0].Share > 0.05 && rows[0].Share < 0.30 && rows[1].Share > 0.34) || !rows[0].Known || rows[0].KVUsage != 0.65 {
+		t.Errorf("shares follow the load smoothly: %+v", rows)
+	}
+	// 1000 tokens, 65 % used: 350 free are too few for the largest level.
+	p := s.plan.Load()
+	route, _ := p.Route("chat")
+	arm, _ := p.Pool("gpu")
+	for seed := range uint64(200) {
+		d := p.Decide(plan.Class{Route: route, Arm: arm, Level: fleet.LevelOf(400), Strategy: fleet.StrategyDynamic, Generates: true}, seed, s.ledger)
+		if p.AddressText(d.Picks[0]) == "127.0.0.1:1001" {
+			t.Fatal("a request was sent where it does not fit")
+		}
+	}
+	s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}, Err: errors.New("connection refused")})
+	s.step(now.Add(interval))
+	if got := s.Fleet().Pools[0].Endpoints[0].TelemetryError; got != "connection refused" {
+		t.Errorf("telemetry error: %q", got)
+	}
+}
+
+func TestTrustFollowsTheListener(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.Groups[0].Listener.TrustedCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	s, err := New(Options{Config: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for source, want := range map[string]bool{"10.1.2.3:99": true, "[::ffff:10.1.2.3]:99": true, "192.168.0.1:99": false, "": false, "x": false} {
+		if s.trusted(source) != want {
+			t.Errorf("%q trusted: %v, want %v", source, !want, want)
+		}
+	}
+}
+
+func TestASidecarIsDeadOnlyWhenAllItsStreamsEnded(t *testing.T) {
+	p := newPresence()
+	p.xdsBegan("a")
+	p.logsBegan("a")
+	if p.logsEnded("a") {
+		t.Error("dead with its xDS stream up")
+	}
+	p.logsBegan("a")
+	p.xdsBegan("a") // reconnected before the old stream was seen to end
+	if p.xdsEnded("a") || p.xdsEnded("a") {
+		t.Error("dead with its logs up")
+	}
+	if !p.logsEnded("a") {
+		t.Error("alive without any stream")
+	}
+	p.logsBegan("static")
+	if p.logsEnded("static") {
+		t.Error("an Envoy that is configured elsewhere is not judged by its logs")
+	}
+	if len(p.nodes) != 0 {
+		t.Errorf("%d nodes are kept", len(p.nodes))
+	}
+}
+
+func TestADeadSidecarFreesItsEndpoints(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}
+	s.observeXDS(xds.Event{Kind: xds.EventConnect, Node: "n"})
+	s.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: "n"})
+	s.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: "1718924567123-007-0001", Attempt: 1, Endpoint: key, At: time.Now()})
+	s.logsEnded("n")
+	s.step(time.Now().Add(2 * accesslog.DeadGrace))
+	if n := s.InFlight(); n != 1 {
+		t.Errorf("%d in flight while the sidecar is up, want 1", n)
+	}
+	s.observeXDS(xds.Event{Kind: xds.EventDisconnect, Node: "n"})
+	s.step(time.Now().Add(2 * accesslog.DeadGrace))
+	if n := s.InFlight(); n != 0 {
+		t.Errorf("%d in flight after the sidecar died", n)
+	}
+}
+
+func TestAFailedSaveIsNotToldAsAnotherTruth(t *testing.T) {
+	cfg := testConfig(t)
+	s, err := New(Options{Config: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetSplit("chat", map[string]uint32{"spare": 5}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(cfg.Serve.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetSplit("chat", map[string]uint32{"spare": 7}); err == nil {
+		t.Error("a weight that could not be kept was taken")
+	}
+	if got := s.Splits()[0].Effective[0].Weight; got != 5 {
+		t.Errorf("weight %d after a change that failed, want 5", got)
+	}
+	// The file's own split changes: the weight set by hand ends. That can't be
+	// written either, but it is what is published, shown and followed.
+	other := *cfg
+	other.Routes = append([]fleet.Route(nil), cfg.Routes...)
+	other.Routes[0].Split = fleet.Split{{Pool: "spare", Weight: 1}, {Pool: "gpu", Weight: 3}}
+	if err := s.Reconfigure(&other); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Splits()[0]; got.ByHand || got.Effective[1].Weight != 3 {
+		t.Errorf("splits: %+v", got)
 	}
 }
 

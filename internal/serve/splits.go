@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -45,6 +46,9 @@ func (s *splits) keep(cfg *fleet.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, next, _ := s.state.Apply(cfg)
+	if bytes.Equal(next.Encode(), s.state.Encode()) {
+		return nil
+	}
 	return s.save(next)
 }
 
@@ -80,21 +84,34 @@ func (s *Server) changeSplit(route string, change func(*fleet.Config, rollout.St
 	if _, known := cfg.RouteByName(route); !known {
 		return fmt.Errorf("%w route %q; accepted: %v", admin.ErrUnknown, route, routeNames(cfg))
 	}
-	if err := s.splits.change(cfg, change); err != nil {
-		return err
-	}
-	s.log.Info("split changed by hand", "route", route)
-	return s.submit(cfg)
-}
-
-func (s *splits) change(cfg *fleet.Config, change func(*fleet.Config, rollout.State) (rollout.State, error)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	next, err := change(cfg, s.state)
+	before, err := s.splits.change(cfg, change)
 	if err != nil {
 		return err
 	}
-	return s.save(next)
+	if err := s.submit(cfg); err != nil {
+		return errors.Join(err, s.splits.restore(before))
+	}
+	s.log.Info("split changed by hand", "route", route)
+	return nil
+}
+
+// change saves the changed state and returns the one before.
+func (s *splits) change(cfg *fleet.Config, change func(*fleet.Config, rollout.State) (rollout.State, error)) (before rollout.State, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before = s.state
+	next, err := change(cfg, before)
+	if err != nil {
+		return before, err
+	}
+	return before, s.save(next)
+}
+
+// restore takes a change back.
+func (s *splits) restore(before rollout.State) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.save(before)
 }
 
 func routeNames(cfg *fleet.Config) []string {
@@ -167,10 +184,13 @@ func (s *Server) Reconfigure(cfg *fleet.Config) error {
 	if err := s.submit(cfg); err != nil {
 		return err
 	}
-	if err := s.splits.keep(cfg); err != nil {
-		return err
-	}
 	s.config.Store(cfg)
 	s.scraper.SetTargets(scrape.Targets(cfg.Pools))
+	if err := s.splits.keep(cfg); err != nil {
+		// The config is published all the same. What could not be written is
+		// only that some weights set by hand have ended, and a restart finds
+		// that out again by itself.
+		s.log.Error("state folder not written", "error", err)
+	}
 	return nil
 }
