@@ -153,7 +153,7 @@ func (p *adsPlane) synced(id string) bool {
 func (p *adsPlane) state(id, typ string) xds.TypeStatus {
 	for _, n := range p.server.Status() {
 		for _, ts := range n.Types {
-			if n.Node == id && ts.Type == typ {
+			if n.Connected && n.Node == id && ts.Type == typ {
 				return ts
 			}
 		}

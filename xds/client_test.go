@@ -185,11 +185,11 @@ func (r *rig) count(kind EventKind) int {
 	return n
 }
 
-// state returns what Status says of a node and type, "STALE reason".
+// state returns what Status says of a connected node and type, "STALE reason".
 func (r *rig) state(node, typ string) string {
 	for _, n := range r.server.Status() {
 		for _, ts := range n.Types {
-			if n.Node == node && ts.Type == typ {
+			if n.Connected && n.Node == node && ts.Type == typ {
 				return strings.TrimSpace(string(ts.State) + " " + ts.Reason)
 			}
 		}

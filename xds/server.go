@@ -50,6 +50,7 @@ type Server struct {
 	observe     func(Event)
 	builders    builders
 	extras      *extras
+	departed    departed
 
 	submitting sync.Mutex // one Submit at a time
 

@@ -65,6 +65,8 @@ type session struct {
 	types     map[string]*typeState
 }
 
+func (ses *session) key() nodeKey { return nodeKey{ses.group.name, ses.node, ses.listen} }
+
 // typeState is what a stream knows of one type.
 type typeState struct {
 	wildcard bool

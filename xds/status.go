@@ -21,13 +21,20 @@ const (
 	Nacked State = "NACKED" // it refused what was published
 )
 
-// NodeStatus is one connected Envoy.
+// NodeStatus is one Envoy, connected or gone for at most ten minutes.
 type NodeStatus struct {
 	Node   string         `json:"node"`
 	Group  string         `json:"group"`
 	Listen netip.AddrPort `json:"listen"`
 	Since  time.Time      `json:"since"` // start of its stream
-	Types  []TypeStatus   `json:"types"` // CDS, EDS, RDS, LDS; only those it asked for
+	// Connected is false when its last stream is over. Envoy goes on with what
+	// it holds: Types are then as of LastSeen, and say nothing about what was
+	// published since.
+	Connected bool `json:"connected"`
+	// LastSeen is the end of its last stream; of a connected Envoy, the time of
+	// the call.
+	LastSeen time.Time    `json:"lastSeen"`
+	Types    []TypeStatus `json:"types"` // CDS, EDS, RDS, LDS; only those it asked for
 }
 
 // TypeStatus is what an Envoy holds of one type.
@@ -57,11 +64,22 @@ var statusTypes = []struct{ name, url string }{
 	{"CDS", typeCDS}, {"EDS", typeEDS}, {"RDS", typeRDS}, {"LDS", typeLDS},
 }
 
-// Status returns all connected Envoys, sorted by group, node and address.
+// Status returns all connected Envoys and those that left within the last ten
+// minutes (the latest 10,000), sorted by group, node and address.
 func (s *Server) Status() []NodeStatus {
+	now := time.Now()
 	out := []NodeStatus{}
 	for _, g := range s.allGroups() {
-		out = append(out, g.nodes()...)
+		out = append(out, g.nodes(now)...)
+	}
+	connected := make(map[nodeKey]bool, len(out))
+	for i := range out {
+		connected[out[i].key()] = true
+	}
+	for _, n := range s.departed.list(now) {
+		if !connected[n.key()] {
+			out = append(out, n)
+		}
 	}
 	slices.SortFunc(out, func(a, b NodeStatus) int {
 		return cmp.Or(strings.Compare(a.Group, b.Group), strings.Compare(a.Node, b.Node), a.Listen.Compare(b.Listen), a.Since.Compare(b.Since))
@@ -103,22 +121,27 @@ func (g *group) status() GroupStatus {
 	return st
 }
 
-func (g *group) nodes() []NodeStatus {
+func (g *group) nodes(now time.Time) []NodeStatus {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	out := make([]NodeStatus, 0, len(g.sessions))
 	for ses := range g.sessions {
-		n := NodeStatus{Node: ses.node, Group: g.name, Listen: ses.listen, Since: ses.since, Types: []TypeStatus{}}
-		for _, t := range statusTypes {
-			if ts := ses.types[t.url]; ts != nil {
-				st := g.typeStatus(ses, t.url, ts)
-				st.Type = t.name
-				n.Types = append(n.Types, st)
-			}
-		}
-		out = append(out, n)
+		out = append(out, g.nodeStatus(ses, now))
 	}
 	return out
+}
+
+// nodeStatus describes a connected Envoy at now. The caller holds g.mu.
+func (g *group) nodeStatus(ses *session, now time.Time) NodeStatus {
+	n := NodeStatus{Node: ses.node, Group: g.name, Listen: ses.listen, Since: ses.since, Connected: true, LastSeen: now, Types: []TypeStatus{}}
+	for _, t := range statusTypes {
+		if ts := ses.types[t.url]; ts != nil {
+			st := g.typeStatus(ses, t.url, ts)
+			st.Type = t.name
+			n.Types = append(n.Types, st)
+		}
+	}
+	return n
 }
 
 // typeStatus judges one type. A refusal stays visible while the group serves

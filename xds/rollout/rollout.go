@@ -53,6 +53,9 @@ type Drift struct {
 	By        string
 }
 
+// Routes returns the routes that have weights set by hand, sorted.
+func (s State) Routes() []string { return slices.Sorted(maps.Keys(s.entries)) }
+
 // Entry returns a route's weights set by hand, or false.
 func (s State) Entry(route string) (Entry, bool) {
 	e, ok := s.entries[route]
