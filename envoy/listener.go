@@ -135,8 +135,17 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		// of Envoy's.
 		UseRemoteAddress:      wrapperspb.Bool(true),
 		InternalAddressConfig: trusted(group.Listener.TrustedCIDRs),
-		UpgradeConfigs:        []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
-		LocalReplyConfig:      localReplyConfig(),
+		// Routes, limits and servers see one spelling of a path, and a limit
+		// can't be passed by another one. Envoy takes out dot segments, doubled
+		// slashes and needless escapes (%73, %2F), escapes stray percent signs
+		// (%%37%33 becomes %2573, and no escape arises anew), and forwards what it
+		// matched (measured on Envoy 1.40.0). Escaped slashes are not refused,
+		// since some clients escape the slash in a model's name.
+		NormalizePath:                wrapperspb.Bool(true),
+		MergeSlashes:                 true,
+		PathWithEscapedSlashesAction: hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD,
+		UpgradeConfigs:               []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
+		LocalReplyConfig:             localReplyConfig(),
 		AccessLog: []*accesslogv3.AccessLog{accessLog(wire.LogDownstream, nil,
 			datav3.AccessLogType_DownstreamEnd, datav3.AccessLogType_DownstreamPeriodic)},
 		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{

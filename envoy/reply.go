@@ -89,10 +89,12 @@ const (
 	defaultRetryAfter   = "1"
 )
 
-// localReply is one kind of answer that Envoy makes up itself, found by status
-// or by response flags.
+// localReply is one kind of answer that Envoy makes up itself, found by
+// details, by response flags or by status.
 type localReply struct {
 	problem
+	// details, if set, selects by Envoy's name for what happened.
+	details string
 	// flags, if set, selects by Envoy's response flags; else the status does.
 	flags []string
 	// rewrite changes the status to the problem's.
@@ -115,6 +117,10 @@ func localReplies() []localReply {
 		{problem: problem{
 			status: http.StatusForbidden, code: "not_allowed",
 			message: "This kind of request is not allowed here: " + detailsOperator + ".",
+		}},
+		{details: "path_normalization_failed", problem: problem{
+			status: http.StatusBadRequest, code: "bad_request",
+			message: "The path is not valid: it holds a fragment or the escape of a zero byte.",
 		}},
 		{flags: []string{"NR"}, problem: problem{
 			status: http.StatusNotFound, code: "not_found", message: "No route matches this request.",
@@ -177,6 +183,9 @@ func (r localReply) mapper(filter *accesslogv3.AccessLogFilter, d fleet.Dialect)
 }
 
 func (r localReply) filter() *accesslogv3.AccessLogFilter {
+	if r.details != "" {
+		return celFilter("response.code_details == '" + r.details + "'")
+	}
 	if r.flags != nil {
 		return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
 			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: r.flags},
@@ -202,12 +211,16 @@ func and(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
 // dialect. The dialect stands in the route and not here, because a changed
 // listener drains connections and a changed route does not.
 func anthropicRoute() *accesslogv3.AccessLogFilter {
+	return celFilter("xds.route_metadata.filter_metadata['" + routeNamespace + "']['" + routeDialect +
+		"'] == '" + fleet.DialectAnthropic.String() + "'")
+}
+
+func celFilter(expression string) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{
 		ExtensionFilter: &accesslogv3.ExtensionFilter{
 			Name: "envoy.access_loggers.extension_filters.cel",
 			ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: packed(&celv3.ExpressionFilter{
-				Expression: "xds.route_metadata.filter_metadata['" + routeNamespace + "']['" + routeDialect +
-					"'] == '" + fleet.DialectAnthropic.String() + "'",
+				Expression: expression,
 			})},
 		},
 	}}

@@ -271,11 +271,15 @@ func connectMatch() *routev3.RouteMatch {
 
 // generatingPath is [fleet.Generates] as a regular expression on :path.
 func generatingPath() string {
-	ends := fleet.GeneratingPaths()
-	for i, e := range ends {
-		ends[i] = regexp.QuoteMeta(e)
+	return `[^?]*` + anyOf(fleet.GeneratingPaths()) + anyOf(fleet.GeneratingPathEnds()) + `*(?:\?.*)?`
+}
+
+func anyOf(texts []string) string {
+	quoted := make([]string, len(texts))
+	for i, s := range texts {
+		quoted[i] = regexp.QuoteMeta(s)
 	}
-	return `[^?]*(?:` + strings.Join(ends, "|") + `)(?:\?.*)?`
+	return `(?:` + strings.Join(quoted, "|") + `)`
 }
 
 func pathMatcher(pattern string) *routev3.HeaderMatcher { return headerMatches(":path", pattern) }

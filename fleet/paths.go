@@ -2,7 +2,7 @@ package fleet
 
 import "strings"
 
-// GeneratingPaths are the path endings that make a model generate tokens.
+// generatingPaths are the path endings that make a model generate tokens.
 // Requests to any other path (/v1/models, /v1/files, …) are passed: never
 // shed, and retried only where nothing was sent.
 var generatingPaths = []string{"/chat/completions", "/completions", "/messages", "/responses"}
@@ -10,14 +10,38 @@ var generatingPaths = []string{"/chat/completions", "/completions", "/messages",
 // GeneratingPaths returns the path endings of [Generates].
 func GeneratingPaths() []string { return append([]string(nil), generatingPaths...) }
 
+// pathEnds are what may follow a generating path's ending without making it
+// another path to servers: a slash, which they redirect or ignore, and an
+// escaped newline, before which the $ of a Python pattern matches too (the
+// routers of FastAPI and Starlette end their patterns with it).
+var pathEnds = []string{"/", "%0a", "%0A"}
+
+// GeneratingPathEnds returns what may follow a path's ending, any number of
+// times.
+func GeneratingPathEnds() []string { return append([]string(nil), pathEnds...) }
+
 // Generates reports whether a request's :path (a query is ignored) asks a
-// model to generate tokens.
+// model to generate tokens. The path must be normalised as Envoy's listeners
+// do: without dot segments, doubled slashes and needless escapes.
 func Generates(path string) bool {
 	path, _, _ = strings.Cut(path, "?")
+	path = trimEnds(path)
 	for _, end := range generatingPaths {
 		if strings.HasSuffix(path, end) {
 			return true
 		}
 	}
 	return false
+}
+
+func trimEnds(path string) string {
+	for {
+		before := path
+		for _, end := range pathEnds {
+			path = strings.TrimSuffix(path, end)
+		}
+		if path == before {
+			return path
+		}
+	}
 }

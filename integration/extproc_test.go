@@ -387,7 +387,10 @@ func TestExtProcShedsInBothDialects(t *testing.T) {
 	}
 	a.WaitRequests(1)
 	b.WaitRequests(1)
-	for path, dialect := range map[string]fleet.Dialect{chatPath: fleet.DialectOpenAI, "/v1/messages": fleet.DialectAnthropic} {
+	for path, dialect := range map[string]fleet.Dialect{
+		chatPath: fleet.DialectOpenAI, "/v1/messages": fleet.DialectAnthropic,
+		"/v1/chat/completion%73": fleet.DialectOpenAI, chatPath + "/.": fleet.DialectOpenAI, "/v1/messages/": fleet.DialectAnthropic,
+	} {
 		r := s.postJSON(path, `{}`)
 		expectRefusal(t, r, dialect)
 		expectHeader(t, r, "X-Execution-Graph-Id", s.plan.Load().Digest())
@@ -607,6 +610,69 @@ func TestExtProcClassesOddMaxTokensAsEnvoyExposesThem(t *testing.T) {
 	if s.send("POST", chatPath, io.MultiReader(strings.NewReader(`{"max_tokens":9}`)), jsonType...); s.lastEvent().BudgetSource != extproc.BudgetUnread {
 		t.Errorf("chunked body: %+v", s.lastEvent())
 	}
+}
+
+// TestExtProcClassesEverySpellingOfAPath: whatever a server would take for a
+// generating path counts as one, and the server gets the spelling that was
+// matched.
+func TestExtProcClassesEverySpellingOfAPath(t *testing.T) {
+	uri := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.RequestURI) })
+	a, b := envoytest.NewUpstream(t, uri), envoytest.NewUpstream(t, uri)
+	s := startSteered(t, steerShape(a, b, 256))
+	for _, row := range []struct {
+		path, upstream string
+		generates      bool
+	}{
+		{"/v1/chat/completions", "", true},
+		{"/v1/chat/completions?x=%73/../a%2Fb//c", "", true},
+		{"/v1/chat/completion%73", "/v1/chat/completions", true},
+		{"/v1/%63hat/%63%6f%6D%70letions", "/v1/chat/completions", true},
+		{"/v1/chat/completions/", "", true},
+		{"/v1/chat/completions//", "/v1/chat/completions/", true},
+		{"/v1/chat/completions/.", "/v1/chat/completions/", true},
+		{"/v1/chat/completions/%2e", "/v1/chat/completions/", true},
+		{"/v1/chat/completions/x/..", "/v1/chat/completions/", true},
+		{"/v1/models/%2e%2E/chat/completions", "/v1/chat/completions", true},
+		{"/v1/chat//completions", "/v1/chat/completions", true},
+		{"//v1/chat/completions", "/v1/chat/completions", true},
+		{"/v1/chat%2Fcompletions", "/v1/chat/completions", true},
+		{"/v1/chat%5Ccompletions", "/v1/chat/completions", true},
+		{"/v1/chat/completions%2F", "/v1/chat/completions/", true},
+		{"/v1/chat/completions%0a", "", true},
+		{"/v1/messages/", "", true},
+		{"/v1/message%73", "/v1/messages", true},
+		// No server decodes these to a generating path.
+		{"/v1/chat/completion%2573", "", false},
+		{"/v1/chat%252Fcompletions", "", false},
+		{"/v1/chat/completions%20", "", false},
+		{"/v1/chat/completions/..", "/v1/chat/", false},
+		{"/v1/models/org%2Fmodel", "/v1/models/org/model", false},
+		{"/v1/files/a%20b", "", false},
+	} {
+		r := s.postJSON(row.path, `{}`)
+		if row.upstream == "" {
+			row.upstream = row.path
+		}
+		if r.status != http.StatusOK || r.body != row.upstream {
+			t.Errorf("%s: status %d, the server saw %s; want %s", row.path, r.status, r.body, row.upstream)
+		}
+		if e := s.lastEvent(); e.Generates != row.generates {
+			t.Errorf("%s: generates: %v; want %v", row.path, e.Generates, row.generates)
+		}
+		if got := fleet.Generates(row.upstream); got != row.generates {
+			t.Errorf("%s: fleet.Generates: %v; want %v", row.upstream, got, row.generates)
+		}
+	}
+	// A route's prefix can't be left again.
+	for _, path := range []string{"/v1/../metrics", "/v1/%2e%2e/metrics", "/v1/..%2Fmetrics", "/v1/chat/%2E%2E%2F..%5Cmetrics"} {
+		expectError(t, s.postJSON(path, `{}`), 404, fleet.DialectOpenAI, "POST /metrics")
+	}
+	r := s.postJSON("/v1/chat/completions%00", `{}`)
+	if r.status != http.StatusBadRequest || !strings.Contains(r.body, "path is not valid") {
+		t.Errorf("zero byte: %d %s", r.status, r.body)
+	}
+	expectHeader(t, r, "Content-Type", "application/json")
+	s.waitEmpty(t)
 }
 
 func TestInFlightReturnsToZeroAfterAborts(t *testing.T) {

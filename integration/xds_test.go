@@ -41,19 +41,21 @@ type adsPlane struct {
 
 	mu     sync.Mutex
 	pushes map[string]int // by type
+	events map[xds.EventKind]int
 }
 
 func newADSPlane(t *testing.T, tcp bool, first *fleet.Config, edit ...func(*xds.Options)) *adsPlane {
 	t.Helper()
-	p := &adsPlane{t: t, dir: envoytest.ShortTempDir(t), pushes: map[string]int{}}
+	p := &adsPlane{t: t, dir: envoytest.ShortTempDir(t), pushes: map[string]int{}, events: map[xds.EventKind]int{}}
 	p.address = fleet.Address{Path: filepath.Join(p.dir, "xds")}
 	if tcp {
 		p.address = fleet.Address{Host: envoytest.FreeAddr(t).String()}
 	}
 	p.options.Observe = func(e xds.Event) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.events[e.Kind]++
 		if e.Kind == xds.EventPush {
-			p.mu.Lock()
-			defer p.mu.Unlock()
 			p.pushes[e.TypeURL[strings.LastIndexByte(e.TypeURL, '.')+1:]]++
 		}
 	}
@@ -115,6 +117,12 @@ func (p *adsPlane) publish(cfg *fleet.Config) map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pushes
+}
+
+func (p *adsPlane) count(kind xds.EventKind) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.events[kind]
 }
 
 // sidecar starts an Envoy that knows only where the control plane is.
@@ -493,4 +501,37 @@ func TestXDSPortInUseIsTheSidecarsOwn(t *testing.T) {
 	p.publish(adsConfig(t, nil, poolOf("a", 100, a, envoytest.NewUpstream(t, named("a")))))
 	envoytest.Eventually(t, "both take the next change", func() bool { return p.synced("s1") && p.state("s2", "EDS").State == xds.Synced })
 	load.mustNotFail(t)
+}
+
+// TestXDSPortsInUseTakeNothingBack: no sidecar that is left has its port, and
+// new content, which is good, goes out and stays all the same.
+func TestXDSPortsInUseTakeNothingBack(t *testing.T) {
+	a := envoytest.NewUpstream(t, named("a"))
+	cfg := func(window fleet.Bytes) *fleet.Config {
+		c := adsConfig(t, nil, poolOf("a", 100, a))
+		c.Groups[0].Listener.HTTP2.InitialStreamWindow = window
+		return c
+	}
+	p := newADSPlane(t, false, cfg(64<<10))
+	first, _ := p.serving("s0") // so there is accepted content to go back to
+	first.Kill()
+	envoytest.Eventually(t, "the good one is gone", func() bool { return p.server.Groups()[0].Envoys == 0 })
+	nacks := 0
+	for i, window := range []fleet.Bytes{128 << 10, 256 << 10} {
+		taken := envoytest.NewUpstream(t, named("taken")).Addr()
+		p.sidecar(fmt.Sprintf("s%d", i+1), taken, envoytest.WithoutReadyWait())
+		nacks++
+		envoytest.Eventually(t, "a refusal", func() bool { return p.count(xds.EventNack) == nacks })
+		if got := p.publish(cfg(window)); len(got) != 1 || got["Listener"] != i+1 {
+			t.Errorf("another window sent %v", got)
+		}
+		nacks += i + 1
+		envoytest.Eventually(t, "a refusal of the new content by each", func() bool { return p.count(xds.EventNack) == nacks })
+		if st := p.state(fmt.Sprintf("s%d", i+1), "LDS"); st.State != xds.Nacked || !strings.Contains(st.Reason, taken.String()) {
+			t.Errorf("with %d sidecars: %+v", i+1, st)
+		}
+		if g := p.server.Groups()[0]; p.count(xds.EventRollback) != 0 || g.Refused != "" || g.Desired != g.Published {
+			t.Errorf("with %d sidecars: %d rollbacks, group %+v", i+1, p.count(xds.EventRollback), g)
+		}
+	}
 }

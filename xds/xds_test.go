@@ -395,6 +395,37 @@ func TestBindFailureIsTheNodesOwn(t *testing.T) {
 	}
 }
 
+// Refusals of new content for want of a port say nothing about the content, also
+// when nobody else answers.
+func TestBindFailuresAloneTakeNothingBack(t *testing.T) {
+	for n := 1; n <= 2; n++ {
+		t.Run(fmt.Sprintf("%d of %d", n, n), func(t *testing.T) {
+			var on atomic.Bool
+			r := newRig(t, target("h100=10 a100=90"))
+			for i := range n {
+				at := fmt.Sprintf("127.0.0.1:910%d", i)
+				r.join(fmt.Sprint("n", i), "edge", listening(at), refusing(func(typ string, _ *discoveryv3.DeltaDiscoveryResponse) string {
+					if typ == "LDS" && on.Load() {
+						return "Error adding/updating listener(s) fairlead.edge." + at + ": cannot bind '" + at + "': Address already in use"
+					}
+					return ""
+				}))
+			}
+			on.Store(true)
+			r.publish(target("h100=10 a100=90", func(cfg *fleet.Config) { cfg.Groups[0].Listener.HTTP2.InitialStreamWindow = 1 << 20 }))
+			for i := range n {
+				s := r.state(fmt.Sprint("n", i), "LDS")
+				if !strings.HasPrefix(s, "NACKED Error adding") || !strings.Contains(s, fmt.Sprintf("127.0.0.1:910%d", i)) {
+					t.Errorf("n%d is %s", i, s)
+				}
+			}
+			if g := r.server.Groups()[0]; r.count(EventRollback) != 0 || g.Refused != "" || g.Desired != g.Published {
+				t.Errorf("%d rollbacks, group %+v", r.count(EventRollback), g)
+			}
+		})
+	}
+}
+
 func TestBindFailureDoesNotSpeakForTheContent(t *testing.T) {
 	var on atomic.Bool
 	refuse := func(text string) clientOption {
@@ -606,6 +637,21 @@ func TestGenerationChangesBytesOfEveryType(t *testing.T) {
 			if again.version != it.version {
 				t.Errorf("%s was written", name)
 			}
+		}
+	}
+}
+
+func TestLocalCause(t *testing.T) {
+	for message, want := range map[string]bool{
+		"Error adding/updating listener(s) x: cannot bind '127.0.0.1:23303': Address already in use": true,
+		"Cannot bind '[::1]:80': Permission denied":                                                   true,
+		"cannot listen on unix socket: Address already in use":                                        true,
+		"Error adding/updating listener(s) x: no such filter":                                         false,
+		"route: unknown cluster 'bind'":                                                               false,
+		"": false,
+	} {
+		if got := localCause(message); got != want {
+			t.Errorf("localCause(%q) = %t", message, got)
 		}
 	}
 }

@@ -2,19 +2,25 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"runtime/debug"
 
 	"github.com/fairlead-proxy/fairlead/envoy/bootstrap"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
 func runValidate(_ context.Context, args []string, io stdio) error {
-	flags := newFlags("validate", "", "Checks a config file; lists every fault with its line and exits 2.", io)
+	flags := newFlags("validate", " [FILE]", "Checks a config file; lists every fault with its line and exits 2.", io)
 	file := flags.String("f", "fairlead.yaml", "the config `file`")
-	if err := parse(flags, args, 0); err != nil {
+	if err := parse(flags, args, 1); err != nil {
 		return err
+	}
+	if flags.NArg() == 1 {
+		*file = flags.Arg(0)
 	}
 	cfg, err := fleet.Load(*file)
 	if err != nil {
@@ -58,6 +64,11 @@ func sidecarOptions(cfg *fleet.Config, group, listen, node, adminAddress, xds st
 	if o.Admin, err = fleet.ParseAddress(adminAddress); err != nil {
 		return o, fmt.Errorf("--admin: %w", err)
 	}
+	if o.Admin.Path != "" { // Envoy may run in another folder
+		if o.Admin.Path, err = filepath.Abs(o.Admin.Path); err != nil {
+			return o, fmt.Errorf("--admin: %w", err)
+		}
+	}
 	if o.NodeID = node; node == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -83,4 +94,22 @@ func pickGroup(cfg *fleet.Config, name string) (fleet.Group, error) {
 		return g, nil
 	}
 	return fleet.Group{}, fmt.Errorf("--group %q is not in the config; accepted: %v", name, names)
+}
+
+func runVersion(_ context.Context, args []string, io stdio) error {
+	if err := parse(newFlags("version", "", "Prints the version, the commit it was built from, and Go's version.", io), args, 0); err != nil {
+		return err
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return errors.New("this binary carries no build information")
+	}
+	commit := ""
+	for _, setting := range info.Settings {
+		if setting.Key == "vcs.revision" {
+			commit = " " + setting.Value
+		}
+	}
+	fmt.Fprintf(io.out, "fairlead %s%s %s\n", info.Main.Version, commit, info.GoVersion)
+	return nil
 }

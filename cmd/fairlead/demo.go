@@ -93,7 +93,7 @@ func (f *demoFlags) register(flags *flag.FlagSet) {
 	flags.BoolVar(&f.compare, "compare", false, "run both strategies, in both orders, with several seeds and numbers of sidecars, and print a table")
 	flags.IntVar(&f.compared.seeds, "seeds", 3, "with --compare: `number` of seeds, from --seed on")
 	flags.StringVar(&f.compared.sidecars, "compare-sidecars", "1,16", "with --compare: `numbers` of sidecars")
-	flags.Var(&f.faults, "fault", "`fault` KIND[(FACTOR)]:SERVER[@START][+LENGTH], such as slow:h100-2@10s; may be repeated")
+	flags.Var(&f.faults, "fault", "`fault` KIND[(FACTOR)]:SERVER[@START][+LENGTH], such as slow:h100-2@10s; KIND is slow, oom, xid, frozen, blank, crash, throttle, errorevent or silence; may be repeated")
 }
 
 // check reads the flags that need more than their type.
@@ -160,7 +160,8 @@ func runCompare(ctx context.Context, runs demo.CompareOptions, format string, io
 		return err
 	}
 	if ctx.Err() != nil {
-		return nil // interrupted: what was measured has been printed run by run
+		fmt.Fprintf(io.err, "interrupted after %d runs; no table\n", len(c.Runs))
+		return nil
 	}
 	if format == "json" {
 		return json.NewEncoder(io.out).Encode(c)

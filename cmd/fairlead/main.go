@@ -42,6 +42,7 @@ var commands = []command{
 	{"schema", "print the JSON Schema of the config file", runSchema},
 	{"rollout", "show or set the weights of a route's split", runRollout},
 	{"proxy-status", "show every sidecar and what it acknowledged", runProxyStatus},
+	{"version", "print the version", runVersion},
 	{"fleet", "show every endpoint with risk, state, share and requests in flight", runFleet},
 }
 
@@ -118,4 +119,18 @@ func parse(flags *flag.FlagSet, args []string, maxArgs int) error {
 		return usageError{fmt.Errorf("%s: unexpected argument %q", flags.Name(), flags.Arg(maxArgs))}
 	}
 	return nil
+}
+
+// parseAnywhere reads flags before, between and after the words, and returns
+// the words.
+func parseAnywhere(flags *flag.FlagSet, args []string) (words []string, err error) {
+	for {
+		if err := parse(flags, args, len(args)); err != nil {
+			return nil, err
+		}
+		if flags.NArg() == 0 {
+			return words, nil
+		}
+		words, args = append(words, flags.Arg(0)), flags.Args()[1:]
+	}
 }

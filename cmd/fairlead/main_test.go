@@ -73,7 +73,7 @@ func TestUnknownScorerIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "fairlead.yaml")
-	text = bytes.Replace(text, []byte("stateDir: .fairlead"), []byte("stateDir: "+dir), 1)
+	text = bytes.Replace(text, []byte("stateDir: .fairlead/quickstart"), []byte("stateDir: "+dir), 1)
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -132,6 +132,31 @@ func TestReadersSayWhenNobodyServes(t *testing.T) {
 		if code != exitFailed || !strings.Contains(errs, address) || !strings.Contains(errs, "is it running?") {
 			t.Errorf("%v: exit %d, %q", args, code, errs)
 		}
+	}
+}
+
+func TestFlagsMayStandAnywhereAfterRollout(t *testing.T) {
+	for _, args := range [][]string{
+		{"rollout", "set", "-f", quickstart, "chat", "h100=1"},
+		{"rollout", "set", "chat", "h100=1", "-f", quickstart},
+		{"rollout", "-f", quickstart, "set", "chat", "h100=1"},
+	} {
+		if code, _, errs := call(t, args...); code != exitFailed || !strings.Contains(errs, "is it running?") {
+			t.Errorf("%v: exit %d, %q", args, code, errs)
+		}
+	}
+}
+
+func TestReadersNeedOnlyTheAdminAddressOfTheFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "faulty.yaml")
+	if err := os.WriteFile(file, []byte("serve: { admin: 127.0.0.1:1 }\nroutes: many\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := call(t, "fleet", "-f", file); code != exitFailed || !strings.Contains(errs, "127.0.0.1:1") || strings.Contains(errs, "routes") {
+		t.Errorf("a faulty file: exit %d, %q", code, errs)
+	}
+	if code, _, errs := call(t, "fleet", "-f", "/nowhere.yaml"); code == 0 || !strings.Contains(errs, "--admin IP:PORT") {
+		t.Errorf("no file: exit %d, %q", code, errs)
 	}
 }
 

@@ -6,10 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -30,15 +33,38 @@ func (r *reader) client() (*admin.Client, error) {
 	if r.format != "table" && r.format != "json" {
 		return nil, usageError{fmt.Errorf("-o %q; accepted: table, json", r.format)}
 	}
-	address := r.admin
-	if address == "" {
-		cfg, err := fleet.Load(r.file)
-		if err != nil {
-			return nil, err
-		}
-		address = cfg.Serve.Admin.Target()
+	if r.admin != "" {
+		return admin.NewClient(strings.TrimPrefix(strings.TrimSuffix(r.admin, "/"), "http://")), nil
 	}
-	return admin.NewClient(address), nil
+	cfg, err := fleet.Load(r.file)
+	if err == nil {
+		return admin.NewClient(cfg.Serve.Admin.Target()), nil
+	}
+	// serve may well be running on the last good config: all that is needed
+	// here is where.
+	if address := adminAddress(r.file); address != "" {
+		return admin.NewClient(address), nil
+	}
+	return nil, fmt.Errorf("%w\n(only serve.admin was wanted from the file: --admin IP:PORT does without it)", err)
+}
+
+// adminAddress reads serve.admin out of a file that may have faults elsewhere;
+// "" if even that can't be had.
+func adminAddress(file string) string {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	var cfg struct {
+		Serve struct{ Admin string }
+	}
+	if err := yaml.Unmarshal(text, &cfg); err != nil {
+		return ""
+	}
+	if a, err := fleet.ParseAddress(cfg.Serve.Admin); err != nil || a.Network() != "tcp" {
+		return ""
+	}
+	return cfg.Serve.Admin
 }
 
 // show prints v as JSON or as the table that rows writes.
@@ -133,27 +159,25 @@ func seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
 }
 
-// maxRolloutWords bounds ROUTE and its POOL=WEIGHT words.
-const maxRolloutWords = 64
-
-const rolloutUsage = ` (after the verb) …
+const rolloutUsage = ` …
 
   rollout get                          show the splits of all routes
-  rollout set ROUTE POOL=WEIGHT…       set weights by hand; pools left out keep theirs
+  rollout set ROUTE POOL=WEIGHT…       set weights by hand; they are shares of their sum,
+                                       no percentages, and pools left out keep theirs
   rollout clear ROUTE                  go back to the config file's split`
 
 func runRollout(ctx context.Context, args []string, io stdio) error {
 	var r reader
 	flags := newFlags("rollout", rolloutUsage, "Weights set by hand are kept over a restart and end when the file's own split of that route changes.", io)
 	r.register(flags)
-	verb := "get"
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		verb, args = args[0], args[1:]
-	}
-	if err := parse(flags, args, maxRolloutWords); err != nil {
+	words, err := parseAnywhere(flags, args)
+	if err != nil {
 		return err
 	}
-	do, err := rolloutCall(append([]string{verb}, flags.Args()...))
+	if len(words) == 0 {
+		words = []string{"get"}
+	}
+	do, err := rolloutCall(words)
 	if err != nil {
 		return usageError{fmt.Errorf("fairlead rollout: %w", err)}
 	}

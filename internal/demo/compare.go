@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/load"
@@ -99,6 +100,8 @@ func busiestEnvoy(s Summary) float64 {
 func RunCompare(ctx context.Context, o CompareOptions, note func(string)) (Comparison, error) {
 	c := Comparison{Kind: "comparison"}
 	total := 4 * len(o.Seeds) * len(o.Sidecars)
+	each := o.Duration + drainLimit(o.Duration)
+	note(fmt.Sprintf("%d runs of %s and up to %s of waiting for the last answers: at most %s", total, o.Duration, drainLimit(o.Duration), time.Duration(total)*each))
 	for _, sidecars := range o.Sidecars {
 		var seeds [][]pair
 		for _, seed := range o.Seeds {

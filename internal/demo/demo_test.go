@@ -35,14 +35,15 @@ func TestRecorderHidesNoWait(t *testing.T) {
 	r.add(stream(3*time.Second, 0, func(x *load.Result) { x.Incomplete, x.Err = true, "broken off" }))
 	r.add(load.Result{Arrival: load.Arrival{At: 3 * time.Second}, Status: 200, FirstToken: 50 * time.Second, Whole: true})
 	r.close()
-	r.add(stream(4*time.Second, time.Hour, nil)) // after the end
+	// The interrupt cuts what runs: no error, and no wait made shorter by it.
+	r.add(stream(4*time.Second, 0, func(x *load.Result) { x.Err, x.Total = "interrupted", 10*time.Millisecond }))
 	b := r.total
-	if b.done != 7 || b.errors != 2 || b.throttled != 1 || b.unfinished != 1 || len(b.firstToken) != 3 || b.slow() != 2 {
+	if b.done != 8 || b.errors != 2 || b.throttled != 1 || b.unfinished != 2 || len(b.firstToken) != 3 || b.slow() != 2 {
 		t.Errorf("total: %+v, slow %d", b, b.slow())
 	}
 	second := r.take()
-	if n := second["h100-1"].done; n != 7 {
-		t.Errorf("this second: %d from h100-1, want 7 (the warm-up is shown, the end is not)", n)
+	if n := second["h100-1"].done; n != 8 {
+		t.Errorf("this second: %d from h100-1, want 8 (the warm-up is shown too)", n)
 	}
 	if len(r.take()) != 0 {
 		t.Error("a second is given out twice")

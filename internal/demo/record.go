@@ -44,6 +44,9 @@ func (b *bucket) add(r load.Result) {
 		return
 	}
 	if r.FirstToken == 0 {
+		if r.Total < slowLimit {
+			return // cut so early that nothing can be said
+		}
 		r.FirstToken = r.Total
 	}
 	b.firstToken = append(b.firstToken, r.FirstToken)
@@ -68,7 +71,7 @@ type recorder struct {
 	total bucket
 	// from leaves out of the total what arrived before it (warm-up).
 	from time.Duration
-	// closed leaves out what comes now: requests cut off by the end.
+	// closed says that the load was interrupted: what comes now was cut off.
 	closed bool
 }
 
@@ -90,7 +93,7 @@ func (r *recorder) add(result load.Result) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return
+		result.Cut = true
 	}
 	b := r.now[result.ServedBy]
 	if b == nil {

@@ -94,12 +94,17 @@ func (s *stack) measure(ctx context.Context, o Options, r Reporter) (Summary, er
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
 	results := newRecorder(o.Warmup)
-	defer context.AfterFunc(loading, results.close)()
+	record := func(x load.Result) {
+		if loading.Err() != nil {
+			results.close()
+		}
+		results.add(x)
+	}
 	finished := make(chan error, 1)
 	before, started := s.usage(), time.Now()
 	go func() {
 		finished <- load.RunSequence(loading, arrivalsOf(o), load.Options{
-			Targets: s.targets, OnResult: both(results.add, o.OnResult), DrainLimit: drainLimit(o.Duration),
+			Targets: s.targets, OnResult: both(record, o.OnResult), DrainLimit: drainLimit(o.Duration),
 		})
 	}()
 	err := s.watch(loading, stop, o, r, results, finished, started)

@@ -142,7 +142,9 @@ func arguments(file string, o Options) []string {
 	}
 	if hideInfo(o.LogLevel) {
 		// The line that says Envoy is running is logged at info.
-		args = append(args, "--component-log-level", "main:info")
+		// And ext_proc warns once per request while its server is away, which
+		// is no news and fills a disk.
+		args = append(args, "--component-log-level", "main:info,ext_proc:error")
 	}
 	if o.DrainTime > 0 {
 		seconds := int64(math.Ceil(o.DrainTime.Seconds()))

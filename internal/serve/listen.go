@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// Listen binds all addresses. A port in use is an error that names the address
+// Listen takes the state folder and binds all addresses. A port in use is an error that names the address
 // and what it was for; what was bound before it is closed again.
 func (s *Server) Listen() (err error) {
 	cfg := s.config.Load()
@@ -20,6 +20,9 @@ func (s *Server) Listen() (err error) {
 			s.closeListeners()
 		}
 	}()
+	if s.lock, err = lockFolder(cfg.Serve.StateDir); err != nil {
+		return err
+	}
 	for _, l := range []struct {
 		what    string
 		address fleet.Address
@@ -38,6 +41,9 @@ func (s *Server) Listen() (err error) {
 }
 
 func (s *Server) closeListeners() {
+	if s.lock != nil {
+		_ = s.lock.Close()
+	}
 	for _, l := range []net.Listener{s.listeners.xds, s.listeners.extproc, s.listeners.accessLog, s.listeners.admin} {
 		if l != nil {
 			_ = l.Close()

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strconv"
 	"sync"
@@ -132,8 +133,9 @@ type metrics struct {
 }
 
 // newMetrics builds the instruments; view gives the state that gauges show,
-// scraped the scraper's counts, dropped the ledger's attempts that found no room.
-func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, dropped func() uint64) (*metrics, error) {
+// scraped the scraper's counts, dropped the ledger's attempts that
+// found no room, faulty whether the config file is one that was refused.
+func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, dropped func() uint64, faulty func() bool) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
@@ -169,7 +171,7 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, dropped
 	if err := m.observeCounters(meter, scraped, dropped); err != nil {
 		return nil, err
 	}
-	return m, observeFleet(meter, view)
+	return m, errors.Join(observeFleet(meter, view), observeConfig(meter, faulty))
 }
 
 func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, dropped func() uint64) error {
@@ -230,6 +232,19 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		}
 	}
 	return nil
+}
+
+func observeConfig(meter metric.Meter, faulty func() bool) error {
+	_, err := meter.Int64ObservableGauge("fairlead.config.refused", metric.WithDescription("1 while the config file is one that was refused: the last good one is in force."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			if faulty() {
+				o.Observe(1)
+			} else {
+				o.Observe(0)
+			}
+			return nil
+		}))
+	return err
 }
 
 // observeFleet exports risk, state, weight, in-flight and telemetry age of

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,10 +72,13 @@ type Server struct {
 
 	// reconfigure serialises config and split changes.
 	reconfigure sync.Mutex
+	// faulty is true while the config file is one that was not taken.
+	faulty atomic.Bool
 	// refused counts 429s since the last line about them.
 	refused    atomic.Int64
 	refusedLog time.Time // owned by the tick loop
 
+	lock      *os.File // on the state folder
 	listeners struct{ xds, extproc, accessLog, admin net.Listener }
 	servers   struct{ xds, extproc, accessLog *grpc.Server }
 	xdsHealth *health.Server
@@ -99,7 +103,10 @@ func New(o Options) (*Server, error) {
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() }, s.ledger.Dropped); err != nil {
+	if err := s.endSplits(o.Config); err != nil {
+		return nil, err
+	}
+	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() }, s.ledger.Dropped, s.faulty.Load); err != nil {
 		return nil, err
 	}
 	s.present = newPresence()
@@ -228,6 +235,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.shutdown(http1, endPublishing)
 	stop()
 	err := group.Wait()
+	s.closeListeners() // all closed by their servers, but for the folder's lock
 	return errors.Join(err, s.metrics.provider.Shutdown(context.WithoutCancel(ctx)))
 }
 

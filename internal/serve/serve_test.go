@@ -64,6 +64,13 @@ func TestServerRunsAndEndsInOrder(t *testing.T) {
 	if err := s.Listen(); err != nil {
 		t.Fatal(err)
 	}
+	second, err := New(Options{Config: s.config.Load()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Listen(); err == nil || !strings.Contains(err.Error(), "in use by another serve") {
+		t.Errorf("a second serve in the same state folder: %v", err)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
@@ -84,6 +91,10 @@ func TestServerRunsAndEndsInOrder(t *testing.T) {
 	if err := s.readiness(); err == nil {
 		t.Error("ready after the end")
 	}
+	if err := second.Listen(); err != nil {
+		t.Errorf("after the first has ended: %v", err)
+	}
+	second.closeListeners()
 }
 
 func TestListenNamesWhatIsInUse(t *testing.T) {

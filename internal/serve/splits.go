@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,15 +42,21 @@ func (s *splits) effective(cfg *fleet.Config) map[string]fleet.Split {
 	return out
 }
 
-// keep saves the state without the entries that the config has ended.
-func (s *splits) keep(cfg *fleet.Config) error {
+// keep saves the state without the entries that the config has ended, and
+// returns the routes of those.
+func (s *splits) keep(cfg *fleet.Config) (ended []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, next, _ := s.state.Apply(cfg)
 	if bytes.Equal(next.Encode(), s.state.Encode()) {
-		return nil
+		return nil, nil
 	}
-	return s.save(next)
+	for _, route := range s.state.Routes() {
+		if _, stays := next.Entry(route); !stays {
+			ended = append(ended, route)
+		}
+	}
+	return ended, s.save(next)
 }
 
 // save writes the state before it counts: a weight that was published is
@@ -91,8 +98,31 @@ func (s *Server) changeSplit(route string, change func(*fleet.Config, rollout.St
 	if err := s.submit(cfg); err != nil {
 		return errors.Join(err, s.splits.restore(before))
 	}
-	s.log.Info("split changed by hand", "route", route)
+	for _, split := range s.Splits() {
+		if split.Route == route {
+			s.log.Info("split changed by hand", "route", route, "by_hand", split.ByHand, "now", shares(split.Effective), "file", shares(split.File))
+		}
+	}
 	return nil
+}
+
+// endSplits forgets the weights set by hand that the config has ended, and says
+// so.
+func (s *Server) endSplits(cfg *fleet.Config) error {
+	ended, err := s.splits.keep(cfg)
+	for _, route := range ended {
+		s.log.Warn("weights set by hand have ended: the config file has another split for the route, or no such route", "route", route)
+	}
+	return err
+}
+
+// shares is a split for a log line: "a=10.00% b=90.00%".
+func shares(weights []admin.Weight) string {
+	words := make([]string, len(weights))
+	for i, w := range weights {
+		words[i] = fmt.Sprintf("%s=%.2f%%", w.Pool, float64(w.BasisPoints)/100)
+	}
+	return strings.Join(words, " ")
 }
 
 // change saves the changed state and returns the one before.
@@ -155,19 +185,20 @@ func weights(split fleet.Split) []admin.Weight {
 // reload reads the config file again. A faulty file changes nothing.
 func (s *Server) reload() {
 	cfg, err := fleet.Load(s.configPath)
-	if err == nil {
-		if cfg.Digest == s.config.Load().Digest {
-			return
-		}
+	if err == nil && cfg.Digest != s.config.Load().Digest {
 		err = s.Reconfigure(cfg)
+		if err == nil {
+			s.metrics.reloads.add("published", 1)
+			s.log.Info("config published", "file", s.configPath)
+		}
+	} else if err == nil && s.faulty.Load() {
+		s.log.Info("config file is good again, and as it was", "file", s.configPath)
 	}
+	s.faulty.Store(err != nil)
 	if err != nil {
 		s.metrics.reloads.add("refused", 1)
 		s.log.Error("config not taken; the last good one stays in force", "file", s.configPath, "error", err)
-		return
 	}
-	s.metrics.reloads.add("published", 1)
-	s.log.Info("config published", "file", s.configPath)
 }
 
 // errRestart refuses changes that only a new process can take.
@@ -186,7 +217,7 @@ func (s *Server) Reconfigure(cfg *fleet.Config) error {
 	}
 	s.config.Store(cfg)
 	s.scraper.SetTargets(scrape.Targets(cfg.Pools))
-	if err := s.splits.keep(cfg); err != nil {
+	if err := s.endSplits(cfg); err != nil {
 		// The config is published all the same. What could not be written is
 		// only that some weights set by hand have ended, and a restart finds
 		// that out again by itself.
