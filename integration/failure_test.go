@@ -214,8 +214,6 @@ func TestAllAtRiskEjectsNothingAndSheds(t *testing.T) {
 	engines := []*engine{newEngine(t, "gpu-1"), newEngine(t, "gpu-2")}
 	for _, e := range engines {
 		e.kv.Store(99)
-		e.waiting.Store(40)
-		e.running.Store(3)
 	}
 	p := newPlace(t, enginePool(envoytest.FreeAddr(t), 3, engines...))
 	p.serve(t)

@@ -47,6 +47,7 @@ type tracker struct {
 	ends   ends
 	// lastErr is why the last reading failed, "" if it did not.
 	lastErr string
+	foreign foreign
 }
 
 func newScoring(model scorer.Model, ledger *accesslog.Ledger) *scoring {
@@ -110,6 +111,9 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 	for _, r := range s.readings {
 		if t := s.endpoints[r.Endpoint]; t != nil {
 			t.window.Add(r.Sample)
+			if r.Sample.Known.Has(telemetry.HasRunning) {
+				t.foreign.add(r.Sample.Running+r.Sample.Waiting, s.ledger.InFlight(s.ledger.Slot(r.Endpoint)))
+			}
 		}
 	}
 	clear(s.readings)
@@ -162,8 +166,14 @@ func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) 
 		v := verdicts[i]
 		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 		slot := s.ledger.Slot(key)
+		// What the engine works on beside our own requests takes room too. One
+		// place always stays: the engine's word may be wrong.
+		limit := int32(p.MaxInFlight)
+		if t := s.endpoints[key]; t.window.Age(now) <= foreignAge {
+			limit = max(1, limit-t.foreign.requests())
+		}
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
-			Address: e.Address, Slot: slot, Weight: v.Weight, MaxInFlight: int32(p.MaxInFlight),
+			Address: e.Address, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
 			KVFree: v.KVFree, Risk: v.Risk, State: v.State,
 		})
 		row := s.row(now, s.endpoints[key], v)
@@ -225,6 +235,25 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 	}
 	return out
 }
+
+// foreign is the work that an engine reports and that our ledger does not know:
+// requests from before a restart of this process until their heartbeats come
+// (10 s), or those of somebody else. A reading is up to a tick older than the
+// ledger's count, so only what stands in three readings running counts.
+type foreign struct {
+	excess [3]int32
+	at     int
+}
+
+// foreignAge is how old an engine's numbers may be to speak of foreign work.
+const foreignAge = time.Second
+
+func (f *foreign) add(engine float64, own int32) {
+	f.excess[f.at] = int32(max(0, min(engine-float64(own), 1<<20)))
+	f.at = (f.at + 1) % len(f.excess)
+}
+
+func (f *foreign) requests() int32 { return min(f.excess[0], f.excess[1], f.excess[2]) }
 
 // errorTicks is how many ticks errors are counted for: 5 s.
 const errorTicks = 25

@@ -436,6 +436,62 @@ func TestReadingsReachShares(t *testing.T) {
 	}
 }
 
+// TestForeignWorkTakesRoom: an engine that runs requests that the ledger does
+// not know, as after a restart of serve, gets fewer of ours.
+func TestForeignWorkTakesRoom(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)}) // maxInFlight 4
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	tick := func(running float64) {
+		now = now.Add(interval)
+		for _, port := range []uint16{1001, 1002, 1003} {
+			s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
+				Sample: telemetry.Sample{At: now, Known: telemetry.HasRunning | telemetry.HasGenerationTokens, Running: running, GenerationTokens: float64(now.UnixMilli())}})
+		}
+		s.step(now)
+	}
+	room := func() (n int) {
+		p := s.plan.Load()
+		route, _ := p.Route("chat")
+		arm, _ := p.Pool("gpu")
+		live := &counted{}
+		for seed := range uint64(100) {
+			d := p.Decide(plan.Class{Route: route, Arm: arm, Strategy: fleet.StrategyDynamic, Generates: true}, seed, live)
+			if d.Action == plan.ActionSteer && d.Arm == arm {
+				live.n[s.ledger.Slot(fleet.EndpointKey{Pool: "gpu", Address: p.Address(d.Picks[0])})]++
+				n++
+			}
+		}
+		return n
+	}
+	tick(3)
+	tick(3)
+	if n := room(); n != 12 {
+		t.Errorf("room for %d after two readings, want 12: one tick of delay is no foreign work", n)
+	}
+	tick(3)
+	if n := room(); n != 3 {
+		t.Errorf("room for %d beside three unknown requests each, want 3", n)
+	}
+	tick(9)
+	tick(9)
+	tick(9)
+	if n := room(); n != 3 {
+		t.Errorf("room for %d beside nine unknown requests each, want one each", n)
+	}
+	tick(0)
+	if n := room(); n != 12 {
+		t.Errorf("room for %d once they are gone, want 12", n)
+	}
+}
+
+// counted is a live count of its own.
+type counted struct{ n [8]int32 }
+
+func (c *counted) InFlight(slot uint32) int32 { return c.n[slot] }
+
 func TestTrustFollowsTheListener(t *testing.T) {
 	cfg := testConfig(t)
 	cfg.Groups[0].Listener.TrustedCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
