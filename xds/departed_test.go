@@ -10,7 +10,8 @@ func TestEnvoyThatLeftIsShownUntilItIsBack(t *testing.T) {
 	r := newRig(t, target("h100=10 a100=90", secondGroup))
 	before := time.Now()
 	c := r.join("n1", "edge")
-	other := r.join("n1", "core") // the same node elsewhere is another Envoy
+	other := r.connect("n1", "core") // the same node elsewhere is another Envoy
+	eventually(t, "both are synced", func() bool { return synced(r) == 2 })
 	only := func() NodeStatus {
 		t.Helper()
 		var found []NodeStatus
@@ -43,12 +44,10 @@ func TestEnvoyThatLeftIsShownUntilItIsBack(t *testing.T) {
 		t.Errorf("group %+v", g)
 	}
 
-	again := r.join("n1", "edge", holding(c))
+	again := r.connect("n1", "edge", holding(c))
+	eventually(t, "it is back", func() bool { return synced(r) == 2 })
 	if n := only(); !n.Connected || !n.Since.After(before) {
 		t.Errorf("back: %+v", n)
-	}
-	if n := connected(r.server); n != 2 {
-		t.Errorf("%d connected", n)
 	}
 	// Reconnected before the old stream was found broken: it never was away.
 	next := r.connect("n1", "edge", holding(again))

@@ -60,9 +60,6 @@ func oneLine(s string) string {
 // runs on, not to the content. Envoy 1.40 writes "cannot bind
 // '127.0.0.1:23303': Address already in use".
 func localCause(message string) bool {
-	if true {
-		return false
-	}
 	m := strings.ToLower(message)
 	for _, sign := range []string{"cannot bind", "address already in use"} {
 		if strings.Contains(m, sign) {

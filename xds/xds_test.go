@@ -644,11 +644,11 @@ func TestGenerationChangesBytesOfEveryType(t *testing.T) {
 func TestLocalCause(t *testing.T) {
 	for message, want := range map[string]bool{
 		"Error adding/updating listener(s) x: cannot bind '127.0.0.1:23303': Address already in use": true,
-		"Cannot bind '[::1]:80': Permission denied":                                                   true,
-		"cannot listen on unix socket: Address already in use":                                        true,
-		"Error adding/updating listener(s) x: no such filter":                                         false,
-		"route: unknown cluster 'bind'":                                                               false,
-		"": false,
+		"Cannot bind '[::1]:80': Permission denied":                                                  true,
+		"cannot listen on unix socket: Address already in use":                                       true,
+		"Error adding/updating listener(s) x: no such filter":                                        false,
+		"route: unknown cluster 'bind'":                                                              false,
+		"":                                                                                           false,
 	} {
 		if got := localCause(message); got != want {
 			t.Errorf("localCause(%q) = %t", message, got)
