@@ -280,18 +280,26 @@ func peek() *jsonmetadatav3.JsonToMetadata {
 	rules := &jsonmetadatav3.JsonToMetadata_MatchRules{
 		AllowContentTypesRegex: &matcherv3.RegexMatcher{Regex: `(?i)application/([^;]*\+)?json\s*(;.*)?`},
 	}
-	failed := &jsonmetadatav3.JsonToMetadata_KeyValuePair{
-		MetadataNamespace: wire.NamespacePeek, Key: wire.KeyError,
-		ValueType: &jsonmetadatav3.JsonToMetadata_KeyValuePair_Value{Value: structpb.NewBoolValue(true)},
+	mark := func(key string) *jsonmetadatav3.JsonToMetadata_KeyValuePair {
+		return &jsonmetadatav3.JsonToMetadata_KeyValuePair{
+			MetadataNamespace: wire.NamespacePeek, Key: key,
+			ValueType: &jsonmetadatav3.JsonToMetadata_KeyValuePair_Value{Value: structpb.NewBoolValue(true)},
+		}
 	}
 	for _, key := range peekKeys {
-		rules.Rules = append(rules.Rules, &jsonmetadatav3.JsonToMetadata_Rule{
+		rule := &jsonmetadatav3.JsonToMetadata_Rule{
 			Selectors: []*jsonmetadatav3.JsonToMetadata_Selector{{
 				Selector: &jsonmetadatav3.JsonToMetadata_Selector_Key{Key: key},
 			}},
 			OnPresent: &jsonmetadatav3.JsonToMetadata_KeyValuePair{MetadataNamespace: wire.NamespacePeek, Key: key},
-			OnError:   failed,
-		})
+			OnError:   mark(wire.KeyError),
+		}
+		// Else a body without any of the keys would look like one that was
+		// never read.
+		if key == wire.KeyModel {
+			rule.OnMissing = mark(wire.KeyRead)
+		}
+		rules.Rules = append(rules.Rules, rule)
 	}
 	return &jsonmetadatav3.JsonToMetadata{RequestRules: rules}
 }

@@ -100,6 +100,7 @@ func TestBudgetOfBodiesAsEnvoyExposesThem(t *testing.T) {
 		{"zero", map[string]any{"max_tokens": 0}, false, 512, BudgetInvalid},
 		{"2^64 and more", map[string]any{"max_tokens": 1e20}, false, MaxBudget, BudgetBody},
 		{"only the model", map[string]any{"model": "m"}, false, 512, BudgetDefault},
+		{"none of the keys", map[string]any{"read": true}, false, 512, BudgetDefault},
 		{"broken", map[string]any{"error": true}, false, 512, BudgetUnreadable},
 		{"not looked at", nil, false, 512, BudgetUnread},
 		{"no body at all", nil, true, 512, BudgetDefault},

@@ -52,7 +52,7 @@ type request struct {
 	sampling  Sampling
 	requestID []byte
 
-	peeked    bool // json_to_metadata found something, if only an error
+	peeked    bool // json_to_metadata saw the body: a key, wire.KeyRead or an error
 	body      Declared
 	bodyError bool
 	stream    bool

@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -17,6 +19,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
@@ -538,6 +541,28 @@ func TestExtProcDeadPassesRequestsAsLegacyAndRecovers(t *testing.T) {
 	})
 }
 
+// utf16Text is text in UTF-16, little end first, with a byte order mark.
+func utf16Text(text string) string {
+	out := []byte{0xff, 0xfe}
+	for _, unit := range utf16.Encode([]rune(text)) {
+		out = append(out, byte(unit), byte(unit>>8))
+	}
+	return string(out)
+}
+
+func gzipped(t *testing.T, text string) string {
+	t.Helper()
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	if _, err := io.WriteString(w, text); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
 func TestExtProcClassesOddMaxTokensAsEnvoyExposesThem(t *testing.T) {
 	a, b := envoytest.NewUpstream(t, nil), envoytest.NewUpstream(t, nil)
 	s := startSteered(t, steerShape(a, b, 256))
@@ -573,6 +598,15 @@ func TestExtProcClassesOddMaxTokensAsEnvoyExposesThem(t *testing.T) {
 		{"10,000 digits", `{"max_tokens":` + strings.Repeat("9", 10_000) + `}`, nil, 512, extproc.BudgetUnreadable},
 		{"zero", `{"max_tokens":0}`, nil, 512, extproc.BudgetInvalid},
 		{"negative", `{"max_tokens":-1}`, nil, 512, extproc.BudgetInvalid},
+		{"negative zero", `{"max_tokens":-0}`, nil, 512, extproc.BudgetInvalid},
+		{"full-width digits in text", `{"max_tokens":"５１２"}`, nil, 512, extproc.BudgetInvalid},
+		{"full-width digits", `{"max_tokens":５１２}`, nil, 512, extproc.BudgetUnreadable},
+		{"digit separator in text", `{"max_tokens":"1_000"}`, nil, 512, extproc.BudgetInvalid},
+		{"digit separator", `{"max_tokens":1_000}`, nil, 512, extproc.BudgetUnreadable},
+		// Envoy never hands over containers or null: as if absent.
+		{"array", `{"max_tokens":[512]}`, nil, 512, extproc.BudgetDefault},
+		{"object", `{"max_tokens":{}}`, nil, 512, extproc.BudgetDefault},
+		{"null", `{"max_tokens":null}`, nil, 512, extproc.BudgetDefault},
 		{"bool", `{"max_tokens":true}`, nil, 512, extproc.BudgetInvalid},
 		{"empty text", `{"max_tokens":""}`, nil, 512, extproc.BudgetInvalid},
 		{"text with junk", `{"max_tokens":"512abc"}`, nil, 512, extproc.BudgetInvalid},
@@ -584,6 +618,16 @@ func TestExtProcClassesOddMaxTokensAsEnvoyExposesThem(t *testing.T) {
 		{"inside the prompt", `{"model":"m","prompt":"\"max_tokens\":999999"}`, nil, 512, extproc.BudgetDefault},
 		{"other case", `{"model":"m","Max_Tokens":9}`, nil, 512, extproc.BudgetDefault},
 		{"1,000 levels deep", `{"max_tokens":9,"x":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`, nil, 512, extproc.BudgetUnreadable},
+		{"UTF-16", utf16Text(`{"max_tokens":9}`), nil, 512, extproc.BudgetUnreadable},
+		{"gzip", gzipped(t, `{"max_tokens":9}`), []string{"content-encoding", "gzip"}, 512, extproc.BudgetUnreadable},
+		{"none of the keys", `{"messages":[]}`, nil, 512, extproc.BudgetDefault},
+		{"none of the keys, header", `{"messages":[]}`, []string{"max_tokens", "16"}, 16, extproc.BudgetHeader},
+		{"no model, header smaller", `{"max_tokens":300}`, []string{"max_tokens", "16"}, 300, extproc.BudgetMismatch},
+		{"model is no text", `{"model":{},"messages":[]}`, []string{"max_tokens", "16"}, 16, extproc.BudgetHeader},
+		{"model too long to hand over", `{"model":"` + strings.Repeat("m", 9000) + `"}`, []string{"max_tokens", "16"}, 16, extproc.BudgetHeader},
+		{"empty object, header", `{}`, []string{"max_tokens", "16"}, 16, extproc.BudgetHeader},
+		{"top-level array, header", `[512]`, []string{"max_tokens", "16"}, 16, extproc.BudgetHeader},
+		{"empty body, header", ``, []string{"max_tokens", "16"}, 16, extproc.BudgetHeader},
 		{"header alone", `{"model":"m"}`, []string{"max_tokens", "16"}, 16, extproc.BudgetHeader},
 		{"header and body agree", `{"max_tokens":16}`, []string{"max-tokens", "16"}, 16, extproc.BudgetAgreed},
 		{"header smaller", `{"max_tokens":32000}`, []string{"x-max-tokens", "16"}, 32000, extproc.BudgetMismatch},
@@ -606,6 +650,10 @@ func TestExtProcClassesOddMaxTokensAsEnvoyExposesThem(t *testing.T) {
 	large := `{"max_tokens":9,"prompt":"` + strings.Repeat("x", 1<<20) + `"}`
 	if s.send("POST", chatPath, strings.NewReader(large), jsonType...); s.lastEvent().BudgetSource != extproc.BudgetUnread {
 		t.Errorf("1 MiB body: %+v", s.lastEvent())
+	}
+	small := `{"messages":[],"prompt":"` + strings.Repeat("x", 1<<20) + `"}`
+	if s.send("POST", chatPath, strings.NewReader(small), append(jsonType, "max_tokens", "16")...); s.lastEvent().BudgetSource != extproc.BudgetUnread || s.lastEvent().Budget != 512 {
+		t.Errorf("1 MiB body with a small header: %+v", s.lastEvent())
 	}
 	if s.send("POST", chatPath, io.MultiReader(strings.NewReader(`{"max_tokens":9}`)), jsonType...); s.lastEvent().BudgetSource != extproc.BudgetUnread {
 		t.Errorf("chunked body: %+v", s.lastEvent())

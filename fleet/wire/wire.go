@@ -92,6 +92,9 @@ const (
 	// KeyError is true when the body could not be parsed (broken JSON, or a
 	// content type that is not JSON).
 	KeyError = "error"
+	// KeyRead is true when the body was parsed and names no usable model, so
+	// that a parsed body always leaves something in NamespacePeek.
+	KeyRead = "read"
 )
 
 // Names of Fairlead's own clusters. Pool names can't contain an underscore, so
