@@ -264,6 +264,8 @@ func TestFrozenTelemetryDecaysToNeutral(t *testing.T) {
 	}
 	p := newPlace(t, enginePool(envoytest.FreeAddr(t), 256, engines...))
 	p.serve(t)
+	_, listen := p.sidecar(t)
+	envoytest.Eventually(t, "steering", func() bool { _, h, _ := chat(t, listen); return h.Get("X-Route-Strategy") == "dynamic" })
 	envoytest.Eventually(t, "telemetry", func() bool { return p.endpoint(t, "gpu-4").Known })
 	engines[0].kv.Store(70)
 	envoytest.Eventually(t, "a smaller share for the loaded engine", func() bool { return p.endpoint(t, "gpu-1").Share < 0.24 })
@@ -282,6 +284,24 @@ func TestFrozenTelemetryDecaysToNeutral(t *testing.T) {
 		}
 		return true
 	})
+	// What the shares say holds for traffic: 400 draws of a quarter have a
+	// standard deviation of 2.2 %.
+	before := make([]int, len(engines))
+	for i, e := range engines {
+		before[i] = e.generations()
+	}
+	const requests = 400
+	for range requests {
+		status, header, body := chat(t, listen)
+		if status != http.StatusOK || header.Get("X-Route-Strategy") != "dynamic" {
+			t.Fatalf("with frozen pages: status %d, strategy %q, %s", status, header.Get("X-Route-Strategy"), body)
+		}
+	}
+	for i, e := range engines {
+		if n := e.generations() - before[i]; n < requests*15/100 || n > requests*35/100 {
+			t.Errorf("with frozen pages gpu-%d got %d of %d requests", i+1, n, requests)
+		}
+	}
 	for _, e := range engines {
 		e.frozen.Store(false)
 	}
@@ -292,7 +312,7 @@ func TestFrozenTelemetryDecaysToNeutral(t *testing.T) {
 // log receiver at once) under load, twice.
 func TestFairleadKilledUnderLoad(t *testing.T) {
 	a, b := envoytest.NewUpstream(t, named("a")), envoytest.NewUpstream(t, named("b"))
-	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 50, 50, a.Addr(), b.Addr(), ""))
+	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 75, 25, a.Addr(), b.Addr(), ""))
 	process := p.serve(t)
 	e1, listen1 := p.sidecar(t)
 	_, listen2 := p.sidecar(t)
@@ -304,8 +324,20 @@ func TestFairleadKilledUnderLoad(t *testing.T) {
 	envoytest.Eventually(t, "steering", dynamic)
 	for round := range 2 {
 		process.kill()
-		before, _ := load.counts()
-		envoytest.Eventually(t, "100 requests without Fairlead", func() bool { now, _ := load.counts(); return now >= before+100 })
+		const dead = 400
+		before, by := load.counts()
+		var now map[string]int
+		envoytest.Eventually(t, "400 requests without Fairlead", func() bool {
+			var sent int
+			sent, now = load.counts()
+			return sent >= before+dead
+		})
+		// The weights carry on: 75 % of a draw of 400 have a standard deviation
+		// of 2.2 %.
+		onA, onB := now[`"a"`]-by[`"a"`], now[`"b"`]-by[`"b"`]
+		if share := float64(onA) / float64(onA+onB); onA+onB < dead || share < 0.64 || share > 0.86 {
+			t.Errorf("round %d: without Fairlead %d requests on a and %d on b, want 75 %% and 25 %%", round, onA, onB)
+		}
 		if dynamic() {
 			t.Error("an answer claims dynamic while Fairlead is dead")
 		}

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -60,18 +61,20 @@ func (l *steadyLoad) one(c *http.Client, url string) {
 	response, err := c.Do(request)
 	text, status := "", 0
 	if err == nil {
-		b := make([]byte, 256)
-		n, _ := response.Body.Read(b)
+		var body []byte
+		body, err = io.ReadAll(response.Body) // an answer that breaks off has failed
 		_ = response.Body.Close()
-		text, status = string(b[:n]), response.StatusCode
+		text, status = string(body), response.StatusCode
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sent++
 	if err != nil || status != http.StatusOK {
-		l.failed = append(l.failed, fmt.Sprintf("%s: status %d, %v, %s", time.Now().Format("05.000"), status, err, text))
+		l.failed = append(l.failed, fmt.Sprintf("%s: status %d, %v, %.200q", time.Now().Format("05.000"), status, err, text))
 	}
-	l.by[text]++
+	if err == nil {
+		l.by[text]++
+	}
 }
 
 // end stops the load and waits for its last answers.

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -49,7 +50,11 @@ func TestWeightsMoveUnderLoadAndSurviveARestart(t *testing.T) {
 		_, by := load.counts()
 		return by[`"a"`] > 20 && by[`"b"`] > 0
 	})
-	pushes, _ := e.Stat("http.fairlead.rds.fairlead.edge.update_success")
+	const updates = "http.fairlead.rds.fairlead.edge.update_success"
+	pushes, ok := e.Stat(updates)
+	if !ok || pushes < 1 {
+		t.Errorf("%s is %d, there: %t", updates, pushes, ok)
+	}
 
 	out := runFairlead(t, p.dir, "rollout", "set", "-f", p.file, "chat", "a=0", "b=100")
 	if !strings.Contains(out, "b=100.00% a=0.00%") {
@@ -65,8 +70,8 @@ func TestWeightsMoveUnderLoadAndSurviveARestart(t *testing.T) {
 		})
 	}
 	onlyB("all new requests on b")
-	if now, ok := e.Stat("http.fairlead.rds.fairlead.edge.update_success"); ok && now != pushes+1 {
-		t.Errorf("the change took %d RDS updates, want 1", now-pushes)
+	if now, ok := e.Stat(updates); !ok || now != pushes+1 {
+		t.Errorf("the change took %d RDS updates, want 1; the stat is there: %t", now-pushes, ok)
 	}
 
 	process.kill()
@@ -288,10 +293,28 @@ func TestOddRequestsPass(t *testing.T) {
 	}
 }
 
+// tunnelEcho answers CONNECT with 200 and sends back what comes through the
+// tunnel.
+func tunnelEcho(otherwise http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodConnect {
+			otherwise.ServeHTTP(w, r)
+			return
+		}
+		c, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		_, _ = io.Copy(c, rw)
+	})
+}
+
 // TestUpgradesPassWithFairleadAlive opens a WebSocket, and a CONNECT tunnel on
 // the route that allows it, through a sidecar that ext_proc takes part in.
 func TestUpgradesPassWithFairleadAlive(t *testing.T) {
-	a := envoytest.NewUpstream(t, envoytest.WebSocketEcho())
+	a := envoytest.NewUpstream(t, tunnelEcho(envoytest.WebSocketEcho()))
 	listen := envoytest.FreeAddr(t)
 	closed := twoPools(listen, 100, 0, a.Addr(), a.Addr(), "")
 	p := newPlace(t, closed)
@@ -302,21 +325,35 @@ func TestUpgradesPassWithFairleadAlive(t *testing.T) {
 	}
 	status, c := connect(t, netip.MustParseAddrPort(at))
 	_ = c.Close()
-	if status/100 == 2 {
-		t.Errorf("CONNECT without a route for it: status %d", status)
+	if status != http.StatusNotFound {
+		t.Errorf("CONNECT without a route for it: status %d, want 404", status)
+	}
+	for _, r := range a.Requests() {
+		if r.Method == http.MethodConnect {
+			t.Error("CONNECT without a route for it reached the pool")
+		}
 	}
 
 	p.write(t, "", strings.Replace(closed, "match: { prefix: / }", "match: { prefix: /, connect: true }", 1))
-	envoytest.Eventually(t, "CONNECT on a route that allows it to reach the pool", func() bool {
-		status, c := connect(t, netip.MustParseAddrPort(at))
-		_ = c.Close()
-		for _, r := range a.Requests() {
-			if r.Method == http.MethodConnect {
-				return status != http.StatusNotFound
-			}
+	envoytest.Eventually(t, "CONNECT on a route that allows it", func() bool {
+		status, c = connect(t, netip.MustParseAddrPort(at))
+		if status == http.StatusOK {
+			return true
 		}
+		_ = c.Close()
 		return false
 	})
+	for _, word := range []string{"ping", "pong"} { // both ways, more than once
+		_, _ = io.WriteString(c, word)
+		got := make([]byte, len(word))
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != word {
+			t.Errorf("through the tunnel: %q, want %q, %v", got, word, err)
+		}
+	}
+	_ = c.Close()
+	if last := a.Last(); last.Method != http.MethodConnect {
+		t.Errorf("the pool saw %s %s", last.Method, last.Path)
+	}
 }
 
 // TestWindowChangeReachesThePool changes a pool's HTTP/2 windows in the file
@@ -392,7 +429,10 @@ func TestMetricsShowWhatHappened(t *testing.T) {
 		`fairlead_request_anomalies_total{kind="unknown_strategy"} 1`,
 		`fairlead_decision_seconds_count`,
 		`fairlead_plan_age_seconds`,
-		`fairlead_telemetry_age_seconds{endpoint="gpu-1",pool="gpu"}`,
+		`fairlead_telemetry_age_seconds{endpoint="gpu-1",pool="gpu",source="engine"}`,
+		`fairlead_attempts_total{cause="ok",pool="gpu"}`, `fairlead_requests_ended_total{cause="ok",code="2xx"}`,
+		`fairlead_attempt_headers_seconds_count`, `fairlead_config_refused 0`, `fairlead_ledger_dropped_total 0`,
+		`go_goroutines`, `process_resident_memory_bytes`,
 		`fairlead_endpoint_risk`, `fairlead_endpoint_share`, `fairlead_endpoint_in_flight`,
 		`fairlead_endpoint_state`,
 		`fairlead_xds_events_total{event="ack",type="CDS"}`,
@@ -447,7 +487,19 @@ func TestPortInUseIsNamed(t *testing.T) {
 	p := newPlace(t, twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), ""))
 	p.serve(t)
 	out, code := tryFairlead(t, p.dir, "serve", "-f", p.file)
+	if code == 0 || !strings.Contains(out, p.config.Serve.StateDir) || !strings.Contains(out, "in use") {
+		t.Errorf("same state folder: exit %d, output:\n%s", code, out)
+	}
+	text, err := os.ReadFile(p.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := p.dir + "/other.yaml"
+	if err := os.WriteFile(other, bytes.Replace(text, []byte("/state\n"), []byte("/state2\n"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, code = tryFairlead(t, p.dir, "serve", "-f", other)
 	if code == 0 || !strings.Contains(out, p.config.Serve.XDS.Path) || !strings.Contains(out, "in use") {
-		t.Errorf("exit %d, output:\n%s", code, out)
+		t.Errorf("same addresses: exit %d, output:\n%s", code, out)
 	}
 }
