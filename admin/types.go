@@ -4,12 +4,14 @@ import "time"
 
 // Proxy is one sidecar as `fairlead proxy-status` shows it.
 type Proxy struct {
-	Node      string      `json:"node"`
-	Group     string      `json:"group"`
-	Listen    string      `json:"listen"`
-	Connected bool        `json:"connected"`
-	Since     time.Time   `json:"since"`
-	Types     []ProxyType `json:"types"`
+	Node      string    `json:"node"`
+	Group     string    `json:"group"`
+	Listen    string    `json:"listen"`
+	Connected bool      `json:"connected"`
+	Since     time.Time `json:"since"`
+	// LastSeen is when it was connected last.
+	LastSeen time.Time   `json:"last_seen"`
+	Types    []ProxyType `json:"types"`
 }
 
 // ProxyType is the state of one resource type at one sidecar.

@@ -101,11 +101,15 @@ func runProxyStatus(ctx context.Context, args []string, io stdio) error {
 func showProxies(w io.Writer, format string, proxies []admin.Proxy) error {
 	return show(w, format, proxies, "NODE\tGROUP\tLISTEN\tCONNECTED\tTYPE\tSTATE\tREASON", func(w io.Writer) {
 		for _, p := range proxies {
+			connected := "yes"
+			if !p.Connected {
+				connected = "left " + p.LastSeen.Format(time.TimeOnly)
+			}
 			for _, t := range p.Types {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%v\t%s\t%s\t%s\n", p.Node, p.Group, p.Listen, p.Connected, t.Type, t.State, t.Reason)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Node, p.Group, p.Listen, connected, t.Type, t.State, t.Reason)
 			}
 			if len(p.Types) == 0 {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%v\t-\t-\t\n", p.Node, p.Group, p.Listen, p.Connected)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t-\t-\t\n", p.Node, p.Group, p.Listen, connected)
 			}
 		}
 	})

@@ -15,11 +15,12 @@ func (s *Server) Fleet() admin.Fleet { return *s.view.Load() }
 // InFlight is the number of attempts in flight on all endpoints.
 func (s *Server) InFlight() int { return s.ledger.Total() }
 
-// Proxies lists the sidecars with what they acknowledged.
+// Proxies lists the sidecars with what they acknowledged; those that left in the
+// last minutes too.
 func (s *Server) Proxies() []admin.Proxy {
 	out := []admin.Proxy{}
 	for _, n := range s.publish.Status() {
-		p := admin.Proxy{Node: n.Node, Group: n.Group, Listen: n.Listen.String(), Connected: true, Since: n.Since}
+		p := admin.Proxy{Node: n.Node, Group: n.Group, Listen: n.Listen.String(), Connected: n.Connected, Since: n.Since, LastSeen: n.LastSeen}
 		for _, t := range n.Types {
 			p.Types = append(p.Types, admin.ProxyType{Type: t.Type, State: string(t.State), Reason: t.Reason, LastAck: t.LastAck})
 		}
