@@ -134,8 +134,9 @@ type Pool struct {
 	MaxInFlight int
 	// HealthCheck is Envoy's active check, or nil.
 	HealthCheck *HealthCheck
-	// OutlierDetection lets Envoy eject endpoints after three consecutive 5xx
-	// or connection errors, for requests that Envoy's own balancer steers.
+	// OutlierDetection lets Envoy eject endpoints after three answers of 502, 503
+	// or 504 in a row, or five of any 5xx, for requests that Envoy's own balancer
+	// steers. Connection errors eject nobody.
 	OutlierDetection bool
 	ConnectTimeout   time.Duration // default 3s
 	Telemetry        Telemetry

@@ -109,7 +109,7 @@ func poolFields(p *Pool) []field {
 			value: list(&p.Endpoints, 0, anyNumber, func(e *Endpoint) value { return object(endpointFields(e)) })},
 		{name: "maxInFlight", doc: "Concurrent attempts per endpoint.", preset: "256", value: whole(&p.MaxInFlight, 1, 65_535)},
 		{name: "healthCheck", doc: "Envoy's active check; absent: none.", value: optional(&p.HealthCheck, healthCheckFields)},
-		{name: "outlierDetection", doc: "Let Envoy eject endpoints after three errors in a row.", preset: "false", value: boolean(&p.OutlierDetection)},
+		{name: "outlierDetection", doc: "Let Envoy eject endpoints after three 502, 503 or 504 in a row, or five of any 5xx; refused connections eject nobody (see healthCheck).", preset: "false", value: boolean(&p.OutlierDetection)},
 		{name: "connectTimeout", preset: "3s", value: duration(&p.ConnectTimeout, time.Millisecond, time.Minute)},
 		{name: "telemetry", doc: "Where the pool's numbers come from.", value: object(telemetryFields(&p.Telemetry))},
 	}

@@ -726,22 +726,30 @@ func TestShapeSurvivesPoolsWithoutALiveEndpoint(t *testing.T) {
 
 func TestShapeOutlierDetectionAndHealthChecksKeepTheFloor(t *testing.T) {
 	a, b := envoytest.NewUpstream(t, envoytest.Status(503, "{}")), envoytest.NewUpstream(t, poolAnswer("b"))
+	broken, good := envoytest.NewUpstream(t, envoytest.Status(500, "{}")), envoytest.NewUpstream(t, poolAnswer("good"))
 	dead := envoytest.NewUpstream(t, nil)
 	dead.Close()
-	s := shape{pools: map[string][]*envoytest.Upstream{"A": {a}, "B": {b}, "DEAD": {dead}}, text: shapeHead + `
+	s := shape{pools: map[string][]*envoytest.Upstream{"A": {a}, "B": {b}, "DEAD": {dead}, "FIVES": {broken, good}}, text: shapeHead + `
 groups:
-- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [one, two] }
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [one, two, three, four] }
 pools:
 - { name: a, endpoints: $A, outlierDetection: true }
-- { name: dead, endpoints: $DEAD, outlierDetection: true, healthCheck: { path: /health, interval: 100ms, timeout: 100ms } }
+- { name: checked, endpoints: $DEAD, outlierDetection: true, healthCheck: { path: /health, interval: 100ms, timeout: 100ms } }
+- { name: dead, endpoints: $DEAD, outlierDetection: true }
+- { name: fives, endpoints: $FIVES, outlierDetection: true }
 - { name: b, endpoints: $B }
 routes:
 - { name: one, match: { prefix: /one/ }, dialect: openai, split: [ { pool: a, weight: 1 } ], fallback: [ { pool: b } ] }
-- { name: two, match: { prefix: /two/ }, dialect: openai, split: [ { pool: dead, weight: 1 } ], fallback: [ { pool: b } ] }
+- { name: two, match: { prefix: /two/ }, dialect: openai, split: [ { pool: checked, weight: 1 } ], fallback: [ { pool: b } ] }
+- { name: three, match: { prefix: /three/ }, dialect: openai, split: [ { pool: dead, weight: 1 } ], fallback: [ { pool: b } ] }
+- { name: four, match: { prefix: /four/ }, dialect: openai, split: [ { pool: fives, weight: 1 } ], fallback: [ { pool: b } ] }
 `}
 	e := startShape(t, s, nobody(t))
-	for i := range 40 {
-		for _, path := range []string{"/one/messages", "/two/messages"} {
+	// Ejections take effect at once; three intervals of the detector pass for
+	// whatever it does between requests.
+	began := time.Now()
+	for i := 0; i < 40 || time.Since(began) < 3*time.Second; i++ {
+		for _, path := range []string{"/one/messages", "/two/messages", "/three/messages"} {
 			if got := e.postJSON(path, `{}`); got.status != 200 {
 				t.Fatalf("%s, request %d: %d %s", path, i, got.status, got.body)
 			}
@@ -760,6 +768,23 @@ routes:
 		}
 		return a.Count() == before
 	})
+	envoytest.Eventually(t, "an endpoint that answers 500 is left alone", func() bool {
+		ok := 0
+		for range 20 {
+			if got := e.postJSON("/four/messages", `{}`); got.status == 200 {
+				ok++
+			}
+		}
+		return ok == 20
+	})
+	if n := broken.Count(); n < 5 {
+		t.Errorf("the endpoint that answers 500 got %d requests, want at least 5", n)
+	}
+	for pool, ejects := range map[string]bool{"a": true, "fives": true, "checked": false, "dead": false} {
+		if n, ok := e.Stat("cluster." + pool + ".outlier_detection.ejections_enforced_total"); !ok || (n > 0) != ejects {
+			t.Errorf("pool %s: %d ejections; want some: %v", pool, n, ejects)
+		}
+	}
 }
 
 func TestShapeFollowsDecisions(t *testing.T) {
