@@ -16,6 +16,10 @@ type Own struct {
 	// SentPromptTokens estimates the prompt tokens sent since its newest sample;
 	// 0 if unknown.
 	SentPromptTokens float64
+	// Unanswered is how many requests of ours run on it, by our ledger, that the
+	// engine does not count: they wait where it does not see them, or it has
+	// lost them. What the ledger's own delay explains is taken off.
+	Unanswered float64
 	// Errors5s counts attempts of the last 5 s that ended by 5xx, reset or
 	// timeout.
 	Errors5s int
@@ -99,12 +103,14 @@ type formula struct {
 
 // Formula returns the analytic model. With
 //
-//	load = max(kv/0.9 + queued/capacity, waiting/5, ttft/limit)
+//	load = max(kv/0.9 + queued/capacity, (waiting + unanswered)/5, ttft/limit)
 //	risk = 1 − (1 − σ(8·(load − 0.8))) · 0.8^(errors²/attempts) · (1 − xid)
 //
 // where kv is the share of KV-cache blocks in use, queued the prompt tokens
 // accepted or sent but not yet prefilled, capacity the KV cache's size in
-// tokens, waiting the engine's queue, ttft the engine's own mean time to first
+// tokens, waiting the engine's queue, unanswered our requests that the engine
+// does not count (a server that accepts and stays silent looks idle in its own
+// numbers, and would draw all traffic), ttft the engine's own mean time to first
 // token over the last second (with two requests of zero added), errors and
 // attempts those of the last 5 s (a few errors among many answers weigh little)
 // and xid the weight of an XID that appeared in the last 5 s (a gauge that
@@ -159,7 +165,7 @@ func (f formula) load(w *telemetry.Window, own Own, now time.Time) (load float64
 		load, ok = s.KVUsage/kvFull+f.queuedShare(w, own, now), true
 	}
 	if s, known := w.Last(telemetry.HasWaiting, now, FreshAge); known {
-		load, ok = max(load, s.Waiting/queueFull), true
+		load, ok = max(load, (s.Waiting+max(0, own.Unanswered))/queueFull), true
 	}
 	if !ok {
 		return 0, false

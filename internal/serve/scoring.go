@@ -145,6 +145,7 @@ func (s *scoring) views() []scorer.PoolView {
 			t := s.endpoints[key]
 			v := scorer.EndpointView{Address: e.Address, Capacity: e.Capacity, Own: t.ends.own()}
 			v.Own.InFlight = s.ledger.InFlight(s.ledger.Slot(key))
+			v.Own.Unanswered = t.foreign.unanswered(v.Own.Attempts5s)
 			if p.Telemetry.Source != fleet.TelemetryNone {
 				v.Window = &t.window
 			}
@@ -236,12 +237,15 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 	return out
 }
 
-// foreign is the work that an engine reports and that our ledger does not know:
-// requests from before a restart of this process until their heartbeats come
-// (10 s), or those of somebody else. A reading is up to a tick older than the
-// ledger's count, so only what stands in three readings running counts.
+// foreign compares the engine's count of requests with our ledger's.
+//
+// What the engine has more is foreign: requests from before a restart of this
+// process until their heartbeats come (10 s), or those of somebody else. What
+// the ledger has more is unanswered: sent, and not counted by the engine. A
+// reading is up to a tick older than the ledger's count, so only what stands in
+// three readings running counts.
 type foreign struct {
-	excess [3]int32
+	excess [3]int32 // engine's count less the ledger's; may be negative
 	at     int
 }
 
@@ -249,11 +253,23 @@ type foreign struct {
 const foreignAge = time.Second
 
 func (f *foreign) add(engine float64, own int32) {
-	f.excess[f.at] = int32(max(0, min(engine-float64(own), 1<<20)))
+	f.excess[f.at] = int32(max(-1<<20, min(engine-float64(own), 1<<20)))
 	f.at = (f.at + 1) % len(f.excess)
 }
 
-func (f *foreign) requests() int32 { return min(f.excess[0], f.excess[1], f.excess[2]) }
+// requests is the foreign work.
+func (f *foreign) requests() int32 { return max(0, min(f.excess[0], f.excess[1], f.excess[2])) }
+
+// ledgerDelay is how much later than the engine the ledger learns of an end:
+// Envoy's log batches (50 ms) and a margin for what is under way.
+const ledgerDelay = 150 * time.Millisecond
+
+// unanswered is how many of our requests the engine does not count, less those
+// that the ledger's delay explains at the present rate of ends.
+func (f *foreign) unanswered(ends5s int) float64 {
+	missing := -float64(max(f.excess[0], f.excess[1], f.excess[2]))
+	return max(0, missing-float64(ends5s)/5*ledgerDelay.Seconds())
+}
 
 // errorTicks is how many ticks errors are counted for: 5 s.
 const errorTicks = 25

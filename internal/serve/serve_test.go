@@ -487,6 +487,49 @@ func TestForeignWorkTakesRoom(t *testing.T) {
 	}
 }
 
+// TestASilentServerIsAtRisk: it takes requests and does nothing, and its own
+// numbers say that it is idle.
+func TestASilentServerIsAtRisk(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}
+	for i := range 8 {
+		s.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: fmt.Sprintf("1718924567123-007-%04d", i), Attempt: 1, Endpoint: key, At: time.Now()})
+	}
+	now := time.Now()
+	for range 6 {
+		now = now.Add(interval)
+		for _, port := range []uint16{1001, 1002, 1003} {
+			s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
+				Sample: telemetry.Sample{At: now, Known: telemetry.HasKVUsage | telemetry.HasRunning | telemetry.HasWaiting}})
+		}
+		s.step(now)
+	}
+	rows := s.Fleet().Pools[0].Endpoints
+	if rows[0].Risk < 0.82 || rows[0].Share > 0.05 || rows[1].Risk > 0.1 {
+		t.Errorf("silent: %+v\nidle: %+v", rows[0], rows[1])
+	}
+}
+
+func TestTheLedgersDelayIsNoSilence(t *testing.T) {
+	var f foreign
+	for range 3 {
+		f.add(10, 25) // 15 more in the ledger …
+	}
+	if n := f.unanswered(1000); n != 0 { // … at 200 ends a second
+		t.Errorf("%v unanswered at 200/s", n)
+	}
+	if n := f.unanswered(0); n != 15 {
+		t.Errorf("%v unanswered when nothing ends, want 15", n)
+	}
+	f.add(25, 25)
+	if n := f.unanswered(0); n != 0 {
+		t.Errorf("%v unanswered right after the engine counted all", n)
+	}
+}
+
 // counted is a live count of its own.
 type counted struct{ n [8]int32 }
 
