@@ -418,6 +418,26 @@ func TestGeneratingPathAgreesWithFleet(t *testing.T) {
 	}
 }
 
+func TestGeneratingPathAgreesWithFleetOnAnyPath(t *testing.T) {
+	re := regexp.MustCompile("^(?:" + generatingPath() + ")$")
+	parts := append(append(fleet.GeneratingPaths(), fleet.GeneratingPathEnds()...),
+		"?", "/v1", "/models", "s", "%", "%0", "a", "%2f", "completions", "é")
+	generating := 0
+	rapid.Check(t, func(t *rapid.T) {
+		path := strings.Join(rapid.SliceOfN(rapid.SampledFrom(parts), 0, 6).Draw(t, "parts"), "")
+		want := fleet.Generates(path)
+		if want {
+			generating++
+		}
+		if got := re.MatchString(path); got != want {
+			t.Fatalf("%q: the route says %v, fleet %v", path, got, want)
+		}
+	})
+	if generating == 0 {
+		t.Error("no generating path was drawn")
+	}
+}
+
 func TestBodyIsReadWhereAnEarlierRouteNeedsTheModel(t *testing.T) {
 	route := func(prefix, model string, trust bool) fleet.Route {
 		return fleet.Route{Match: fleet.Match{Prefix: prefix, Model: model}, TrustDeclared: trust}
