@@ -343,15 +343,17 @@ func (e *endpoint) observe(now time.Time, model Model) {
 }
 
 // telemetryAge is the window's age, or more where own requests are in flight
-// and no number has moved since they came: a page frozen while the engine was
-// idle still shows an idle engine.
+// and end well, and no number has moved since they came: a page frozen while
+// the engine was idle still shows an idle engine. Where none ends well it is
+// the engine that stands still, and the model is told by Own.Unanswered.
 func (e *endpoint) telemetryAge(now time.Time) time.Duration {
 	w := e.view.Window
 	if w == nil {
 		return telemetry.Never
 	}
 	age := w.Age(now)
-	if e.busySince.IsZero() || age == telemetry.Never {
+	own := &e.view.Own
+	if e.busySince.IsZero() || age == telemetry.Never || own.Attempts5s <= own.Errors5s {
 		return age
 	}
 	since := e.busySince
