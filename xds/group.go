@@ -217,27 +217,14 @@ func (g *group) detach(ses *session) {
 	last := g.nodeStatus(ses, time.Now())
 	delete(g.sessions, ses)
 	delete(g.refusers, ses)
-	if !g.connected(ses.key()) {
-		last.Connected = false
-		g.server.departed.add(last)
-	}
+	last.Connected = false
+	g.server.departed.add(last)
 	ses.local.sessions--
 	g.waiting.drop(ses)
 	// Who is left may be the only one, and may have refused.
 	if g.rollbackDue() {
 		g.markBusy()
 	}
-}
-
-// connected says whether an Envoy has a stream. One that reconnects may be in
-// again before its old stream is found broken. The caller holds g.mu.
-func (g *group) connected(key nodeKey) bool {
-	for ses := range g.sessions {
-		if ses.key() == key {
-			return true
-		}
-	}
-	return false
 }
 
 // request takes in one request of a stream and returns what there is to tell.

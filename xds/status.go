@@ -77,6 +77,7 @@ func (s *Server) Status() []NodeStatus {
 		connected[out[i].key()] = true
 	}
 	for _, n := range s.departed.list(now) {
+		// An Envoy that reconnects may be in before its old stream is found broken.
 		if !connected[n.key()] {
 			out = append(out, n)
 		}
