@@ -127,7 +127,10 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		}},
 		StreamIdleTimeout:     duration(max(shortestIdle, group.Listener.DrainTime)),
 		RequestHeadersTimeout: duration(headersTimeout),
-		DelayedCloseTimeout:   duration(delayedClose),
+		// Ends with the last byte of the request or the first of the answer, so
+		// that it touches neither generations nor upgraded connections.
+		RequestTimeout:      duration(group.Listener.UploadTimeout),
+		DelayedCloseTimeout: duration(delayedClose),
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{
 			extension("envoy.http.early_header_mutation.header_mutation", earlyMutations()),
 		},

@@ -99,6 +99,10 @@ type Listener struct {
 	// DrainTime is how long old connections live after a listener change;
 	// longer than the longest generation. Default 1h.
 	DrainTime time.Duration
+	// UploadTimeout is how long a request may take to arrive in full; it is
+	// answered 408 then. Half-sent requests hold a place at a model server.
+	// Default 1m.
+	UploadTimeout time.Duration
 	// TrustedCIDRs are caller addresses whose x-request-id is kept.
 	TrustedCIDRs []netip.Prefix
 }

@@ -127,6 +127,7 @@ func TestValues(t *testing.T) {
 		{inServe, "admin", []string{"127.0.0.1:1", "{ address: 0.0.0.0:9900, plaintext: true }", `{ address: "[::]:9900", plaintext: true }`}, []string{"unix:/x", "0.0.0.0:9900", "{ address: unix:/x, plaintext: true }"}},
 		{inListener, "peekDigits", []string{"1", "9"}, []string{"0", "10", "-1", "06", "0x6", "6.0", `"6"`, "1_0", "six", "null", "99999999999999999999"}},
 		{inListener, "drainTime", []string{"1s", "24h", "1h30m", "1.5h"}, []string{"999ms", "24h1s", "60", "0", "-1s", "1 h", "1d", "1h30", "h", "1.h", "9999999999999h"}},
+		{inListener, "uploadTimeout", []string{"1s", "24h", "1h30m", "1.5h"}, []string{"999ms", "24h1s", "60", "0", "-1s", "1 h", "1d", "1h30", "h", "1.h", "9999999999999h"}},
 		{inListener, "http2", []string{"{}", "{ initialStreamWindow: 65535B }", "{ initialStreamWindow: 64KiB }", "{ initialStreamWindow: 2147483647B }", "{ initialConnectionWindow: 66kB }", "{ maxConcurrentStreams: 2147483647 }"},
 			[]string{"[]", "null", "{ initialStreamWindow: 65534B }", "{ initialStreamWindow: 2147483648B }", "{ initialStreamWindow: 2GiB }", "{ initialStreamWindow: 65536 }", "{ initialStreamWindow: 64Ki }", "{ initialStreamWindow: 1.5MiB }", "{ initialStreamWindow: 64 KiB }", "{ initialStreamWindow: 999999999999GiB }", "{ maxConcurrentStreams: 0 }", "{ maxConcurrentStreams: 2147483648 }"}},
 		{inListener, "trusted", []string{"[]", "[10.0.0.0/8]", "[0.0.0.0/0]", `["::1/128"]`}, []string{"10.0.0.0/8", "[10.0.0.1/8]", "[10.0.0.1]", `["fe80::%eth0/64"]`, "[example.org/8]"}},

@@ -34,6 +34,7 @@ func TestFullFileIsReadCompletely(t *testing.T) {
 	check("listener http2", edge.Listener.HTTP2, HTTP2{64 << 10, 1 << 20, 256})
 	check("peekDigits", edge.Listener.PeekDigits, 7)
 	check("drainTime", edge.Listener.DrainTime, 90*time.Minute)
+	check("uploadTimeout", edge.Listener.UploadTimeout, 30*time.Second)
 	check("trusted", edge.Listener.TrustedCIDRs[1].String(), "2001:db8::/32")
 	check("group routes", edge.Routes, []string{"messages", "chat-connect", "chat"})
 	check("IPv6 listener", c.Groups[1].Listener.Address.String(), "[::1]:8081")
@@ -75,7 +76,7 @@ func TestDefaults(t *testing.T) {
 		},
 		Groups: []Group{{
 			Name:     "edge",
-			Listener: Listener{Address: addrPort("127.0.0.1:8080"), PeekDigits: 6, DrainTime: time.Hour},
+			Listener: Listener{Address: addrPort("127.0.0.1:8080"), PeekDigits: 6, DrainTime: time.Hour, UploadTimeout: time.Minute},
 			Routes:   []string{"chat"},
 		}},
 		Pools: []Pool{{

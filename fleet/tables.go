@@ -85,6 +85,8 @@ func listenerFields(l *Listener) []field {
 		{name: "peekDigits", doc: "Bodies are looked into when their content-length has at most so many digits.", preset: "6", value: whole(&l.PeekDigits, 1, 9)},
 		{name: "drainTime", doc: "How long old connections live after a listener change; longer than the longest generation.", preset: "1h",
 			value: duration(&l.DrainTime, time.Second, 24*time.Hour)},
+		{name: "uploadTimeout", doc: "How long a request may take to arrive in full. Half-sent requests hold a place at a model server.", preset: "1m",
+			value: duration(&l.UploadTimeout, time.Second, 24*time.Hour)},
 		{name: "trusted", doc: "Callers whose x-request-id is kept.", value: list(&l.TrustedCIDRs, 0, anyNumber, network)},
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -353,6 +354,46 @@ func TestUpgradesPassWithFairleadAlive(t *testing.T) {
 	_ = c.Close()
 	if last := a.Last(); last.Method != http.MethodConnect {
 		t.Errorf("the pool saw %s %s", last.Method, last.Path)
+	}
+}
+
+// TestHalfSentRequestsDontHoldTheFleet opens requests whose bodies never come,
+// up to every endpoint's limit.
+func TestHalfSentRequestsDontHoldTheFleet(t *testing.T) {
+	a := newEngine(t, "gpu-1")
+	listen := envoytest.FreeAddr(t)
+	p := newPlace(t, strings.Replace(enginePool(listen, 3, a), fmt.Sprintf("listener: { address: %s }", listen),
+		fmt.Sprintf("listener: { address: %s, uploadTimeout: 2s }", listen), 1))
+	p.serve(t)
+	_, at := p.sidecar(t)
+	envoytest.Eventually(t, "steering", func() bool { _, h, _ := chat(t, at); return h.Get("X-Route-Strategy") == "dynamic" })
+	envoytest.Eventually(t, "in-flight at 0", func() bool { return p.inFlight() == 0 })
+	var half []net.Conn
+	for range 3 {
+		c, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, _ = fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10000000\r\n\r\n{")
+		half = append(half, c)
+		envoytest.Eventually(t, "one place more held", func() bool { return p.inFlight() == len(half) })
+	}
+	envoytest.Eventually(t, "all places held", func() bool { status, _, _ := chat(t, at); return status == http.StatusTooManyRequests })
+	envoytest.Eventually(t, "places free again", func() bool { status, _, _ := chat(t, at); return status == http.StatusOK })
+	for _, c := range half {
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if answer, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.Contains(answer, " 408 ") {
+			t.Errorf("a half-sent request was answered %q, %v", answer, err)
+		}
+	}
+	envoytest.Eventually(t, "in-flight at 0", func() bool { return p.inFlight() == 0 })
+	// A stream that runs longer than that is not touched.
+	s := openStream(t, at)
+	time.Sleep(3 * time.Second) // longer than uploadTimeout
+	a.endStreams()
+	if rest, err := io.ReadAll(s.Body); err != nil || !strings.Contains(string(rest), "[DONE]") {
+		t.Errorf("a stream longer than uploadTimeout ended with %q, %v", rest, err)
 	}
 }
 

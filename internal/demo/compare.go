@@ -30,6 +30,9 @@ type Comparison struct {
 type Compare struct {
 	Sidecars int    `json:"sidecars"`
 	Figure   string `json:"figure"`
+	// Seeds is how many values stand behind the means. With one there is no
+	// interval: the halves are 0 and Better is "-".
+	Seeds int `json:"seeds"`
 	// Means over the seeds with the half-widths of their 95 % intervals
 	// (Student's t). The two orders of a seed share its arrivals, so they count
 	// as one value, their mean.
@@ -164,7 +167,11 @@ func compare(sidecars int, f figure, seeds [][]pair) Compare {
 		}
 		legacy, dynamic, difference = append(legacy, l), append(dynamic, d), append(difference, d-l)
 	}
-	c := Compare{Sidecars: sidecars, Figure: f.name}
+	c := Compare{Sidecars: sidecars, Figure: f.name, Seeds: len(seeds)}
+	if len(seeds) == 1 {
+		c.Legacy, c.Dynamic, c.Difference, c.Better = legacy[0], dynamic[0], difference[0], "-"
+		return c
+	}
 	c.Legacy, c.LegacyHalf = load.MeanInterval(legacy)
 	c.Dynamic, c.DynamicHalf = load.MeanInterval(dynamic)
 	c.Difference, c.DifferenceHalf = load.MeanInterval(difference)
@@ -188,18 +195,21 @@ func (c Comparison) WriteTable(w io.Writer) {
 		if better == "" {
 			better = "within noise"
 		}
-		fmt.Fprintf(w, format, fmt.Sprint(r.Sidecars), r.Figure, interval(r.Legacy, r.LegacyHalf),
-			interval(r.Dynamic, r.DynamicHalf), interval(r.Difference, r.DifferenceHalf), better)
+		fmt.Fprintf(w, format, fmt.Sprint(r.Sidecars), r.Figure, interval(r.Legacy, r.LegacyHalf, r.Seeds),
+			interval(r.Dynamic, r.DynamicHalf, r.Seeds), interval(r.Difference, r.DifferenceHalf, r.Seeds), better)
 	}
 	fmt.Fprintln(w, strings.TrimSpace(`
 Means over the seeds (each the mean of both orders) ± half-width of the 95 % interval (Student's t). Legacy
 is Envoy's least_request with active health checks and outlier detection; the difference is paired by seed.`))
 }
 
-func interval(mean, half float64) string {
+func interval(mean, half float64, seeds int) string {
 	digits := 2
 	if math.Abs(mean) >= 100 {
 		digits = 0
+	}
+	if seeds == 1 {
+		return fmt.Sprintf("%.*f (one seed)", digits, mean)
 	}
 	return fmt.Sprintf("%.*f ± %.*f", digits, mean, digits, half)
 }

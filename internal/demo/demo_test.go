@@ -106,6 +106,9 @@ func TestComparePairsAndJudges(t *testing.T) {
 	if c := rows["CPU busiest Envoy, cores"]; c.Better != "-" || c.Legacy != 0.3 {
 		t.Errorf("CPU is described, not judged: %+v", c)
 	}
+	if one := compare(1, figures()[2], [][]pair{pairs[:1]}); one.Better != "-" || one.DifferenceHalf != 0 || one.Difference != -500 {
+		t.Errorf("one seed has no interval: %+v", one)
+	}
 	c := Comparison{Rows: []Compare{p99, rows["errors"]}}
 	var out bytes.Buffer
 	c.WriteTable(&out)
