@@ -156,12 +156,14 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		},
 		HttpFilters: []*hcmv3.HttpFilter{
 			httpFilter(filterPeek, peekWithin(group.Listener.PeekDigits)),
-			// After the body filter: by now the model has chosen the route.
+			{Name: filterExtProc, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(externalProcessor())}},
+			// After the peek: by now the model has chosen the route, whose limit
+			// counts. After ext_proc: so that a 413 carries the decision's ids;
+			// the place that was counted for it is free again with its log entry.
 			httpFilter(filterBodySize, &extensionmatcherv3.ExtensionWithMatcher{
 				ExtensionConfig: extension("envoy.filters.http.composite", &compositev3.Composite{}),
 				XdsMatcher:      limitBody(largestBody),
 			}),
-			{Name: filterExtProc, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(externalProcessor())}},
 			{Name: filterRouter, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(router())}},
 		},
 	}

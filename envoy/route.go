@@ -38,8 +38,10 @@ const (
 	retryBackOffMax = 10 * time.Millisecond
 
 	// hostTries bounds how often Envoy draws again when its own balancer picks
-	// an endpoint that this request has already tried.
-	hostTries = 5
+	// an endpoint that this request has already tried. In a pool of two every
+	// draw falls on the tried one half of the time, so few draws are not enough;
+	// they cost nothing but on a retry.
+	hostTries = 20
 
 	// On generating paths anything that ends before the response headers may
 	// be sent again. reset-before-request would miss a server that dies while

@@ -24,6 +24,8 @@ func checkDemo(t *testing.T, out string) {
 			t.Fatalf("%v: %s", err, lines.Text())
 		}
 		switch kind.Kind {
+		default:
+			t.Errorf("neither a second nor a summary: %s", lines.Text())
 		case "second":
 			var s demo.Second
 			if err := json.Unmarshal(lines.Bytes(), &s); err != nil {

@@ -180,26 +180,46 @@ func TestAnswersCarryTheContract(t *testing.T) {
 	check("dead", "legacy", header)
 }
 
-// TestRefusalsCarryTheIDs asks for what no route takes.
+// TestRefusalsCarryTheIDs asks for what no route takes, and sends a body that
+// the route does not take.
 func TestRefusalsCarryTheIDs(t *testing.T) {
 	a := envoytest.NewUpstream(t, named("a"))
-	p := newPlace(t, strings.Replace(twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), ""), "prefix: / }", "prefix: /v1/ }", 1))
+	config := twoPools(envoytest.FreeAddr(t), 100, 0, a.Addr(), a.Addr(), "")
+	config = strings.Replace(config, "prefix: / }", "prefix: /v1/ }", 1)
+	config = strings.Replace(config, "strategy: dynamic", "strategy: dynamic\n    maxBody: 64KiB", 1)
+	p := newPlace(t, config)
 	process := p.serve(t)
 	_, listen := p.sidecar(t)
 	envoytest.Eventually(t, "steering", func() bool { _, h, _ := chat(t, listen); return h.Get("X-Route-Strategy") == "dynamic" })
-	status, header, body, err := tryPost("http://"+listen+"/nothing/here", "{}")
-	if err != nil || status != http.StatusNotFound || !strings.Contains(body, `"error"`) {
-		t.Errorf("status %d, %s, %v", status, body, err)
-	}
-	for _, name := range []string{"X-Fairlead-Decision", "X-Execution-Graph-Id", "X-Request-Id", "X-Route-Strategy"} {
-		if got := header.Values(name); len(got) != 1 || got[0] == "" {
-			t.Errorf("404 has %s: %q", name, got)
+	big := `{"prompt":"` + strings.Repeat("x", 100<<10) + `"}`
+	for _, c := range []struct {
+		path, body string
+		status     int
+		strategy   string
+	}{
+		{"/nothing/here", "{}", http.StatusNotFound, "legacy"},
+		{"/v1/chat/completions", big, http.StatusRequestEntityTooLarge, "dynamic"},
+	} {
+		status, header, body, err := tryPost("http://"+listen+c.path, c.body)
+		if err != nil || status != c.status || !strings.Contains(body, `"error"`) {
+			t.Errorf("%s: status %d, %s, %v", c.path, status, body, err)
+		}
+		for _, name := range []string{"X-Fairlead-Decision", "X-Execution-Graph-Id", "X-Request-Id"} {
+			if got := header.Values(name); len(got) != 1 || got[0] == "" {
+				t.Errorf("%d has %s: %q", c.status, name, got)
+			}
+		}
+		if got := header.Values("X-Route-Strategy"); len(got) != 1 || got[0] != c.strategy {
+			t.Errorf("%d has strategy %q, want %q", c.status, got, c.strategy)
 		}
 	}
+	envoytest.Eventually(t, "in-flight at 0 after the refusals", func() bool { return p.inFlight() == 0 })
 	process.kill()
-	status, header, _, err = tryPost("http://"+listen+"/nothing/here", "{}")
-	if err != nil || status != http.StatusNotFound || header.Get("X-Route-Strategy") != "legacy" {
-		t.Errorf("dead: status %d, strategy %q, %v", status, header.Get("X-Route-Strategy"), err)
+	for path, body := range map[string]string{"/nothing/here": "{}", "/v1/chat/completions": big} {
+		status, header, _, err := tryPost("http://"+listen+path, body)
+		if err != nil || status/100 != 4 || header.Get("X-Route-Strategy") != "legacy" || header.Get("X-Request-Id") == "" {
+			t.Errorf("dead, %s: status %d, strategy %q, %v", path, status, header.Get("X-Route-Strategy"), err)
+		}
 	}
 }
 

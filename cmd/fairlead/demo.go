@@ -122,7 +122,7 @@ func runDemo(ctx context.Context, args []string, io stdio) error {
 	if err != nil {
 		return usageError{fmt.Errorf("fairlead demo: %w", err)}
 	}
-	reporter, err := demo.NewReporter(io.out, f.format, isTerminal(io.out))
+	reporter, err := demo.NewReporter(io.out, io.err, f.format, isTerminal(io.out))
 	if err != nil {
 		return usageError{fmt.Errorf("fairlead demo: -o: %w", err)}
 	}

@@ -52,8 +52,8 @@ func TestRecorderHidesNoWait(t *testing.T) {
 
 func TestSecondJoinsFleetAndAnswers(t *testing.T) {
 	f := admin.Fleet{Pools: []admin.Pool{{Name: "h100", Endpoints: []admin.Endpoint{
-		{Name: "h100-1", Risk: 0.2, Known: true, State: "preferred", Share: 0.6, InFlight: 3},
-		{Name: "h100-2", State: "unknown", Share: 0.4, InFlight: 1},
+		{Name: "h100-1", Risk: 0.2, Known: true, State: "preferred", Share: 0.6, InFlight: 3, HeaderMillis: 12, Errors5s: 2},
+		{Name: "h100-2", State: "unknown", Share: 0.4, InFlight: 1, HeaderMillis: -1},
 	}}}}
 	answers := map[string]*bucket{
 		"h100-1": {done: 4, errors: 1, firstToken: []time.Duration{40 * time.Millisecond, 20 * time.Millisecond}},
@@ -65,10 +65,13 @@ func TestSecondJoinsFleetAndAnswers(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	pool := s.Rows[0]
-	if *pool.Risk != 0.2 || pool.InFlight != 4 || pool.RPS != 2 || *pool.P50 != 20 || *pool.P99 != 40 || pool.Errors != 1 || pool.Weight != 0.67 {
+	if *pool.Risk != 0.2 || pool.InFlight != 4 || pool.RPS != 2 || *pool.P50 != 20 || *pool.P99 != 40 || pool.Errors != 1 || pool.Weight != 0.67 || pool.FailedLogged != 2 {
 		t.Errorf("pool: %+v", pool)
 	}
-	if s.Rows[2].Risk != nil || s.Rows[2].P50 != nil {
+	if *s.Rows[1].Headers != 12 {
+		t.Errorf("headers: %v", *s.Rows[1].Headers)
+	}
+	if s.Rows[2].Risk != nil || s.Rows[2].P50 != nil || s.Rows[2].Headers != nil {
 		t.Errorf("unknown numbers are shown as numbers: %+v", s.Rows[2])
 	}
 	var text bytes.Buffer

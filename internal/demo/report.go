@@ -30,6 +30,11 @@ type Row struct {
 
 	Errors    int `json:"errors"`
 	Throttled int `json:"throttled"`
+	// What Envoy logged of the endpoint's attempts in the last 5 s: the mean
+	// time to response headers in milliseconds (null when none came; servers
+	// send them long before the first token), and how many failed.
+	Headers      *float64 `json:"headers_ms"`
+	FailedLogged int      `json:"failed_attempts_5s"`
 }
 
 // Second is what the demo shows once a second.
@@ -38,8 +43,8 @@ type Second struct {
 	Elapsed  float64 `json:"elapsed_s"`
 	Strategy string  `json:"strategy"`
 	Sidecars int     `json:"sidecars"`
-	// Unserved counts answers that came from no server: refusals and errors
-	// of Envoy's or Fairlead's own.
+	// Unserved counts answers that came from no server: refusals and errors of
+	// Envoy's or Fairlead's own, and requests that a sidecar took along.
 	Unserved int      `json:"unserved"`
 	Rows     []Row    `json:"rows"`
 	Notes    []string `json:"notes,omitempty"`
@@ -60,6 +65,11 @@ func secondOf(f admin.Fleet, split map[string]float64, answers map[string]*bucke
 			}
 			row := rowOf(*b, took)
 			row.Pool, row.Endpoint, row.State, row.Weight, row.InFlight = p.Name, e.Name, e.State, e.Share, int(e.InFlight)
+			row.FailedLogged = e.Errors5s
+			pool.FailedLogged += e.Errors5s
+			if e.HeaderMillis >= 0 {
+				row.Headers = &e.HeaderMillis
+			}
 			if e.Known {
 				row.Risk = &e.Risk
 				risks = append(risks, e.Risk)
@@ -125,7 +135,7 @@ func (l *lines) Note(text string) {
 	fmt.Fprintln(l.w, text)
 }
 
-const rowFormat = "%-8s %-10s %5s  %-9s %6s %8s %6s %9s %9s %6s %5s\n"
+const rowFormat = "%-8s %-10s %5s  %-9s %6s %8s %6s %9s %9s %8s %6s %5s\n"
 
 func (l *lines) Second(s Second) {
 	var out strings.Builder
@@ -133,10 +143,10 @@ func (l *lines) Second(s Second) {
 		fmt.Fprintf(&out, "\x1b[%dA\x1b[J", l.printed)
 	}
 	fmt.Fprintf(&out, "t=%3.0fs strategy=%s sidecars=%d unserved=%d\n", s.Elapsed, s.Strategy, s.Sidecars, s.Unserved)
-	fmt.Fprintf(&out, rowFormat, "POOL", "ENDPOINT", "RISK", "STATE", "WEIGHT", "INFLIGHT", "REQ/S", "TTFT p50", "p99", "ERRORS", "429")
+	fmt.Fprintf(&out, rowFormat, "POOL", "ENDPOINT", "RISK", "STATE", "WEIGHT", "INFLIGHT", "REQ/S", "TTFT p50", "p99", "HEADERS", "ERRORS", "429")
 	for _, r := range s.Rows {
 		fmt.Fprintf(&out, rowFormat, r.Pool, dash(r.Endpoint), number(r.Risk, "%.2f"), dash(r.State), fmt.Sprintf("%.0f %%", 100*r.Weight),
-			fmt.Sprint(r.InFlight), fmt.Sprintf("%.0f", r.RPS), number(r.P50, "%.0f ms"), number(r.P99, "%.0f ms"), fmt.Sprint(r.Errors), fmt.Sprint(r.Throttled))
+			fmt.Sprint(r.InFlight), fmt.Sprintf("%.0f", r.RPS), number(r.P50, "%.0f ms"), number(r.P99, "%.0f ms"), number(r.Headers, "%.0f ms"), fmt.Sprint(r.Errors), fmt.Sprint(r.Throttled))
 	}
 	for _, note := range s.Notes {
 		fmt.Fprintf(&out, "%s\n", note)
@@ -173,24 +183,27 @@ func number(x *float64, format string) string {
 	return fmt.Sprintf(format, *x)
 }
 
-// objects prints one JSON object per line.
-type objects struct{ encoder *json.Encoder }
-
-func (o objects) Note(text string) {
-	_ = o.encoder.Encode(map[string]string{"kind": "note", "text": text}) // the reader went away
+// objects prints one JSON object per line: one a second, then the summary. Notes
+// are for people and go elsewhere.
+type objects struct {
+	encoder *json.Encoder
+	notes   io.Writer
 }
+
+func (o objects) Note(text string) { fmt.Fprintln(o.notes, text) }
 
 func (o objects) Second(s Second) { _ = o.encoder.Encode(s) }
 
 func (o objects) Summary(s Summary) { _ = o.encoder.Encode(s) }
 
-// NewReporter reports as "text" (redrawn in place on a terminal) or "json".
-func NewReporter(w io.Writer, format string, terminal bool) (Reporter, error) {
+// NewReporter reports to w as "text" (redrawn in place on a terminal) or "json";
+// beside JSON, notes go to errs.
+func NewReporter(w, errs io.Writer, format string, terminal bool) (Reporter, error) {
 	switch format {
 	case "text":
 		return &lines{w: w, redraw: terminal}, nil
 	case "json":
-		return objects{json.NewEncoder(w)}, nil
+		return objects{json.NewEncoder(w), errs}, nil
 	}
 	return nil, fmt.Errorf("output format %q; accepted: text, json", format)
 }
