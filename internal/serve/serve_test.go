@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -534,6 +537,51 @@ func TestTheLedgersDelayIsNoSilence(t *testing.T) {
 type counted struct{ n [8]int32 }
 
 func (c *counted) InFlight(slot uint32) int32 { return c.n[slot] }
+
+// TestReconfigureScrapesNewEndpoints adds an endpoint whose page answers.
+func TestReconfigureScrapesNewEndpoints(t *testing.T) {
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprint(w, "vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\nvllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_waiting{engine=\"0\"} 0\n")
+	}))
+	defer page.Close()
+	cfg := testConfig(t)
+	s, err := New(Options{Config: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	larger := *cfg
+	larger.Pools = append([]fleet.Pool(nil), cfg.Pools...)
+	larger.Pools[0].Endpoints = append(slices.Clone(cfg.Pools[0].Endpoints), fleet.Endpoint{
+		Name: "new", Address: netip.MustParseAddrPort(page.Listener.Addr().String()), Capacity: 1,
+	})
+	if err := s.Reconfigure(&larger); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		rows := s.Fleet().Pools[0].Endpoints
+		if len(rows) == 4 && rows[3].Known && rows[3].KVUsage == 0.5 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the new endpoint is not scraped: %+v", rows)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if got := s.config.Load(); got != &larger {
+		t.Error("the old config is still the one in force")
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
 
 func TestTrustFollowsTheListener(t *testing.T) {
 	cfg := testConfig(t)
