@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"mime"
 	"net"
 	"net/http"
@@ -29,7 +28,6 @@ type Options struct {
 	// error that wraps ErrUnknown becomes 404, any other 400.
 	SetSplit   func(route string, weights map[string]uint32) error
 	ClearSplit func(route string) error
-	Log        *slog.Logger
 }
 
 // ErrUnknown marks a route that does not exist.

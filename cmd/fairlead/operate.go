@@ -80,9 +80,10 @@ func show(w io.Writer, format string, v any, header string, rows func(io.Writer)
 	return table.Flush()
 }
 
-func runProxyStatus(ctx context.Context, args []string, io stdio) error {
+// ask is a command that asks a running serve for something and shows it.
+func ask[T any](ctx context.Context, args []string, std stdio, name, about string, get func(*admin.Client, context.Context) (T, error), show func(io.Writer, string, T) error) error {
 	var r reader
-	flags := newFlags("proxy-status", "", "Shows, per sidecar and resource type: SYNCED, STALE or NACKED with the reason.", io)
+	flags := newFlags(name, "", about, std)
 	r.register(flags)
 	if err := parse(flags, args, 0); err != nil {
 		return err
@@ -91,11 +92,21 @@ func runProxyStatus(ctx context.Context, args []string, io stdio) error {
 	if err != nil {
 		return err
 	}
-	proxies, err := client.Proxies(ctx)
+	answer, err := get(client, ctx)
 	if err != nil {
 		return err
 	}
-	return showProxies(io.out, r.format, proxies)
+	return show(std.out, r.format, answer)
+}
+
+func runProxyStatus(ctx context.Context, args []string, io stdio) error {
+	return ask(ctx, args, io, "proxy-status", "Shows, per sidecar and resource type: SYNCED, STALE or NACKED with the reason.",
+		(*admin.Client).Proxies, showProxies)
+}
+
+func runFleet(ctx context.Context, args []string, io stdio) error {
+	return ask(ctx, args, io, "fleet", "Shows every endpoint with risk, state, share of new requests and requests in flight.",
+		(*admin.Client).Fleet, showFleet)
 }
 
 func showProxies(w io.Writer, format string, proxies []admin.Proxy) error {
@@ -113,24 +124,6 @@ func showProxies(w io.Writer, format string, proxies []admin.Proxy) error {
 			}
 		}
 	})
-}
-
-func runFleet(ctx context.Context, args []string, io stdio) error {
-	var r reader
-	flags := newFlags("fleet", "", "Shows every endpoint with risk, state, share of new requests and requests in flight.", io)
-	r.register(flags)
-	if err := parse(flags, args, 0); err != nil {
-		return err
-	}
-	client, err := r.client()
-	if err != nil {
-		return err
-	}
-	f, err := client.Fleet(ctx)
-	if err != nil {
-		return err
-	}
-	return showFleet(io.out, r.format, f)
 }
 
 func showFleet(w io.Writer, format string, f admin.Fleet) error {

@@ -23,6 +23,10 @@ func (s *Server) Listen() (err error) {
 	if s.lock, err = lockFolder(cfg.Serve.StateDir); err != nil {
 		return err
 	}
+	// Only the folder's owner writes into it.
+	if err := s.endSplits(cfg); err != nil {
+		return err
+	}
 	for _, l := range []struct {
 		what    string
 		address fleet.Address

@@ -45,8 +45,6 @@ type Options struct {
 	// Scorer names the risk model: "formula".
 	Scorer string
 	Log    *slog.Logger
-	// OnOutcome, if set, also sees every outcome; it must not block.
-	OnOutcome func(fleet.Outcome)
 }
 
 // Server is one process of serve. Build it with [New], then [Server.Listen],
@@ -55,7 +53,6 @@ type Server struct {
 	log        *slog.Logger
 	background context.Context // for log calls outside any request
 	configPath string
-	onOutcome  func(fleet.Outcome)
 
 	plan    atomic.Pointer[plan.Plan]
 	view    atomic.Pointer[admin.Fleet]
@@ -95,15 +92,12 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{log: o.Log, background: context.Background(), configPath: o.ConfigPath, onOutcome: o.OnOutcome}
+	s := &Server{log: o.Log, background: context.Background(), configPath: o.ConfigPath}
 	s.config.Store(o.Config)
 	s.view.Store(&admin.Fleet{Scorer: model.Name()})
 	s.ledger = accesslog.NewLedger(time.Now)
 	s.scoring = newScoring(model, s.ledger)
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
-		return nil, err
-	}
-	if err := s.endSplits(o.Config); err != nil {
 		return nil, err
 	}
 	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() }, s.ledger.Dropped, s.faulty.Load); err != nil {
@@ -164,7 +158,6 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 		Splits:     s.Splits,
 		SetSplit:   s.SetSplit,
 		ClearSplit: s.ClearSplit,
-		Log:        s.log,
 	})
 	return nil
 }
@@ -319,15 +312,11 @@ func (s *Server) readiness() error {
 	return nil
 }
 
-// outcome takes what Envoy logged to the ledger, the scoring and whoever else
-// asked.
+// outcome takes what Envoy logged to the ledger, the scoring and the metrics.
 func (s *Server) outcome(o fleet.Outcome) {
 	s.metrics.outcome(o)
 	s.ledger.Apply(o)
 	s.scoring.outcome(o)
-	if s.onOutcome != nil {
-		s.onOutcome(o)
-	}
 }
 
 func (s *Server) observeXDS(e xds.Event) {

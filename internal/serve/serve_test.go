@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/telemetry"
 	"github.com/fairlead-proxy/fairlead/xds"
+	"github.com/fairlead-proxy/fairlead/xds/rollout"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -67,12 +68,22 @@ func TestServerRunsAndEndsInOrder(t *testing.T) {
 	if err := s.Listen(); err != nil {
 		t.Fatal(err)
 	}
-	second, err := New(Options{Config: s.config.Load()})
+	if err := s.SetSplit("chat", map[string]uint32{"spare": 3}); err != nil {
+		t.Fatal(err)
+	}
+	// A second serve in the same folder, whose config would end that weight.
+	other := *s.config.Load()
+	other.Routes = slices.Clone(other.Routes)
+	other.Routes[0].Split = fleet.Split{{Pool: "spare", Weight: 1}, {Pool: "gpu", Weight: 1}}
+	second, err := New(Options{Config: &other})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := second.Listen(); err == nil || !strings.Contains(err.Error(), "in use by another serve") {
 		t.Errorf("a second serve in the same state folder: %v", err)
+	}
+	if kept, err := rollout.NewStore(s.config.Load().Serve.StateDir).Load(); err != nil || len(kept.Routes()) != 1 {
+		t.Errorf("the second serve touched the first one's weights: %v, %v", kept.Routes(), err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -634,12 +645,12 @@ func TestADeadSidecarFreesItsEndpoints(t *testing.T) {
 	s.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: "1718924567123-007-0001", Attempt: 1, Endpoint: key, At: time.Now()})
 	s.logsEnded("n")
 	s.step(time.Now().Add(2 * accesslog.DeadGrace))
-	if n := s.InFlight(); n != 1 {
+	if n := s.ledger.Total(); n != 1 {
 		t.Errorf("%d in flight while the sidecar is up, want 1", n)
 	}
 	s.observeXDS(xds.Event{Kind: xds.EventDisconnect, Node: "n"})
 	s.step(time.Now().Add(2 * accesslog.DeadGrace))
-	if n := s.InFlight(); n != 0 {
+	if n := s.ledger.Total(); n != 0 {
 		t.Errorf("%d in flight after the sidecar died", n)
 	}
 }

@@ -12,9 +12,6 @@ func (s *Server) AdminAddr() string { return s.listeners.admin.Addr().String() }
 // Fleet returns what the last tick knew of all pools.
 func (s *Server) Fleet() admin.Fleet { return *s.view.Load() }
 
-// InFlight is the number of attempts in flight on all endpoints.
-func (s *Server) InFlight() int { return s.ledger.Total() }
-
 // Proxies lists the sidecars with what they acknowledged; those that left in the
 // last minutes too.
 func (s *Server) Proxies() []admin.Proxy {
