@@ -483,11 +483,12 @@ func TestMetricsShowWhatHappened(t *testing.T) {
 	_, listen := p.sidecar(t)
 	envoytest.Eventually(t, "telemetry", func() bool { return p.endpoint(t, "gpu-1").Known })
 	envoytest.Eventually(t, "steering", func() bool { _, h, _ := chat(t, listen); return h.Get("X-Route-Strategy") == "dynamic" })
-	_, _, _ = chat(t, listen, "x-route-strategy", "quantum")
+	_, _, _ = chat(t, listen, "x-route-strategy", "quantum", "temperature", "hot")
 	want := []string{
 		`fairlead_requests_total{pool="gpu",reason="weighted",route="chat",strategy="dynamic"}`,
 		`fairlead_requests_total{pool="gpu",reason="legacy",route="chat",strategy="legacy"}`,
 		`fairlead_request_anomalies_total{kind="unknown_strategy"} 1`,
+		`fairlead_request_anomalies_total{kind="invalid_sampling"} 1`,
 		`fairlead_decision_seconds_count`,
 		`fairlead_plan_age_seconds`,
 		`fairlead_telemetry_age_seconds{endpoint="gpu-1",pool="gpu",source="engine"}`,

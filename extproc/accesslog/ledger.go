@@ -2,7 +2,6 @@ package accesslog
 
 import (
 	"cmp"
-	"context"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -277,20 +276,6 @@ func (l *Ledger) Expire(now time.Time) int {
 		l.forget(s, key)
 	})
 	return ended
-}
-
-// Run calls Expire four times a second until ctx ends.
-func (l *Ledger) Run(ctx context.Context) error {
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			l.Expire(l.now())
-		}
-	}
 }
 
 func (l *Ledger) each(do func(*shard, requestKey, *record)) {

@@ -1,7 +1,6 @@
 package accesslog
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -240,24 +239,6 @@ func TestSlotsAreStableAndRecycledOnlyWhenIdle(t *testing.T) {
 	if s.Slot(endpoint(1)) != held {
 		t.Error("the slot with an attempt was given away")
 	}
-}
-
-func TestRunExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := NewLedger(time.Now)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- l.Run(ctx) }()
-		l.Decided(id, "", a, time.Now())
-		time.Sleep(ProvisionalLease + time.Second)
-		if l.Total() != 0 {
-			t.Error("the lease didn't end")
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // event is a step of one request's story.

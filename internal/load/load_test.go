@@ -531,29 +531,6 @@ func TestReadAzureTrace(t *testing.T) {
 	}
 }
 
-func TestSummaryCounts(t *testing.T) {
-	ms := time.Millisecond
-	ok := func(first time.Duration) Result {
-		return Result{Arrival: Arrival{Stream: true}, Status: 200, FirstToken: first, Tokens: 3}
-	}
-	results := []Result{
-		ok(100 * ms), ok(200 * ms), ok(2500 * ms), ok(300 * ms),
-		{Status: 200, FirstToken: 900 * ms, Whole: true, Tokens: 5},
-		{Status: 429}, {Status: 503}, {Status: 200, Err: "error event", Incomplete: true},
-		{Dropped: true, Err: "dropped"},
-	}
-	s := Summarize(results, 2*time.Second)
-	if s.Requests != 9 || s.Throttled != 1 || s.Failed != 3 || s.Dropped != 1 || s.Tokens != 17 || s.OverLimit != 0.25 {
-		t.Errorf("summary is %+v", s)
-	}
-	if q := s.FirstToken; q.N != 4 || q.P50 != 200*ms || q.P99 != 2500*ms || q.Max != 2500*ms || s.Whole.N != 1 {
-		t.Errorf("quantiles are %+v, %+v", q, s.Whole)
-	}
-	if s := Summarize(nil, time.Second); s != (Summary{}) {
-		t.Errorf("summary of nothing is %+v", s)
-	}
-}
-
 func TestQuantileIsTheNearestRank(t *testing.T) {
 	xs := []int{10, 20, 30, 40, 50, 60, 70, 80, 90, 100}
 	for q, want := range map[float64]int{0: 10, 0.1: 10, 0.11: 20, 0.5: 50, 0.9: 90, 0.91: 100, 1: 100} {
@@ -577,13 +554,6 @@ func TestMeanInterval(t *testing.T) {
 	}
 	if mean, half := MeanInterval([]float64{3}); mean != 3 || !math.IsInf(half, 1) {
 		t.Errorf("one value gives %v ± %v", mean, half)
-	}
-	mean, half, err := PairedDifference([]float64{1, 10, 100}, []float64{3, 12, 102})
-	if err != nil || mean != 2 || half > 1e-9 {
-		t.Errorf("paired difference is %v ± %v, %v", mean, half, err)
-	}
-	if _, _, err := PairedDifference([]float64{1}, nil); err == nil {
-		t.Error("values without partners were accepted")
 	}
 }
 

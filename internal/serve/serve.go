@@ -354,6 +354,9 @@ func (s *Server) observeRequest(e extproc.Event) {
 	if e.UnknownStrategy {
 		s.metrics.anomalies.add("unknown_strategy", 1)
 	}
+	if e.Sampling.Invalid {
+		s.metrics.anomalies.add("invalid_sampling", 1)
+	}
 	if e.Action == plan.ActionRefuse {
 		s.refused.Add(1)
 	}
