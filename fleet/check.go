@@ -16,6 +16,13 @@ func (d *decoder) check(c *Config) {
 	for i := range c.Pools {
 		d.checkPool(&c.Pools[i], index("pools", i))
 	}
+	if c.Serve.Push.Address == (Address{}) {
+		for i, p := range c.Pools {
+			if p.Telemetry.Source == TelemetryPush {
+				d.faultAt(join(index("pools", i), "telemetry.source"), "push, and nowhere to push to", "push together with serve.push")
+			}
+		}
+	}
 	for i := range c.Routes {
 		d.checkRoute(&c.Routes[i], index("routes", i))
 	}
@@ -59,12 +66,16 @@ func (d *decoder) checkServe(s *Serve) {
 	places := []struct {
 		name string
 		at   *Address
-	}{{"xds", &s.XDS}, {"extproc", &s.ExtProc}, {"accessLog", &s.AccessLog}, {"admin", &s.Admin}}
+	}{{"xds", &s.XDS}, {"extproc", &s.ExtProc}, {"accessLog", &s.AccessLog}, {"admin", &s.Admin}, {"push", &s.Push.Address}}
 	taken := map[string]string{}
 	for _, p := range places {
 		path := join("serve", p.name)
 		where := addressPath(d, path)
-		if p.name != "admin" && unspecified(*p.at) {
+		if p.name == "push" && s.Push.TLS != nil {
+			if p.at.Path != "" {
+				d.faultAt(join(path, "tls"), "TLS on a Unix socket", "tls together with IP:port")
+			}
+		} else if p.name != "admin" && p.name != "push" && unspecified(*p.at) {
 			d.faultAt(where, fmt.Sprintf("%q, which sidecars are told to connect to and would reach themselves", p.at),
 				"an address that sidecars can reach: unix:/path, a loopback address, or the host's own with plaintext: true")
 		} else {
@@ -111,7 +122,15 @@ func (d *decoder) checkPlaintext(a Address, path string) {
 		return
 	}
 	d.faultAt(path, fmt.Sprintf("%q, which other machines can reach, without TLS", a.Host),
-		fmt.Sprintf("unix:/path, a loopback address, or { address: %q, plaintext: true }", a.Host))
+		plaintextAdvice(a, path))
+}
+
+func plaintextAdvice(a Address, path string) string {
+	advice := fmt.Sprintf("unix:/path, a loopback address, or { address: %q, plaintext: true }", a.Host)
+	if strings.HasPrefix(path, "serve.push") {
+		advice += ", or tls beside the address"
+	}
+	return advice
 }
 
 func (d *decoder) checkPool(p *Pool, path string) {
@@ -127,7 +146,7 @@ func (d *decoder) checkPool(p *Pool, path string) {
 
 // checkTelemetry refuses settings that nothing would read.
 func (d *decoder) checkTelemetry(t Telemetry, path string) {
-	if t.Source == TelemetryNone {
+	if t.Source != TelemetryScrape {
 		for _, name := range []string{"interval", "enginePath", "gpuPath", "gpuPort"} {
 			if at := join(path, name); d.given(at) {
 				d.faultAt(at, "a setting of a source that is off", name+" together with source: scrape")

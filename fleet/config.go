@@ -24,8 +24,25 @@ type Serve struct {
 	ExtProc   Address // ext_proc; default unix:/run/fairlead/extproc.sock
 	AccessLog Address // gRPC access-log receiver; default unix:/run/fairlead/accesslog.sock
 	Admin     Address // HTTP: metrics, health, API; TCP only; default 127.0.0.1:9900
+	Push      Push    // where agents push telemetry; absent: nowhere
 	StateDir  string  // journal of weights set by hand; default /var/lib/fairlead
 	Shard     int     // 0…999, the middle part of decision ids; replicas differ in it
+}
+
+// Push is where `fairlead agent` delivers telemetry. The zero Push listens
+// nowhere.
+type Push struct {
+	Address Address
+	// TLS is nil on a Unix socket, on loopback, and where the address says
+	// plaintext. Clients must show a certificate that ClientCA signed, and its
+	// DNS name is the node they may speak for: who can push unasked can eject
+	// GPUs.
+	TLS *ServerTLS
+}
+
+// ServerTLS names PEM files; they are read anew when they change.
+type ServerTLS struct {
+	Certificate, Key, ClientCA string
 }
 
 // Address is a place to listen on or to connect to. The zero Address is no
@@ -144,6 +161,12 @@ type Pool struct {
 	OutlierDetection bool
 	ConnectTimeout   time.Duration // default 3s
 	Telemetry        Telemetry
+	// KVBytesPerToken is what one token takes in the KV cache, for showing
+	// allocation in MB/s; 0 if unknown. Llama-3.1-8B in bf16: 128KiB.
+	KVBytesPerToken Bytes
+	// SpillAt is the share of the capacity of a zone's endpoints from which
+	// requests of that zone's sidecars go to other zones too; default 0.7.
+	SpillAt float64
 }
 
 // Endpoint is one model server.
@@ -155,6 +178,8 @@ type Endpoint struct {
 	GPUs    []string
 	// Capacity is relative to the other endpoints of the pool; default 1.
 	Capacity float64
+	// Drain takes it out of service: no new requests, running ones end.
+	Drain bool
 }
 
 // HealthCheck is an HTTP check by Envoy.
@@ -173,6 +198,7 @@ type TelemetrySource uint8
 const (
 	TelemetryNone   TelemetrySource = iota + 1 // weights stay at capacity
 	TelemetryScrape                            // Prometheus pages of the model server and of dcgm-exporter
+	TelemetryPush                              // frames of `fairlead agent`
 )
 
 // Telemetry configures a pool's telemetry.
@@ -216,6 +242,15 @@ const (
 	ClientStrategyIgnore
 )
 
+// Affinity says what keeps requests together.
+type Affinity uint8
+
+// Affinities.
+const (
+	AffinityNone    Affinity = iota + 1
+	AffinitySession          // x-session-affinity, else the body's prompt_cache_key
+)
+
 // Route maps requests to a chain of pools.
 type Route struct {
 	Name           string
@@ -229,6 +264,9 @@ type Route struct {
 	// DefaultMaxTokens is the output budget of a request that declares none.
 	DefaultMaxTokens Tokens // default 512
 	Split            Split
+	// Affinity says whether requests of one session go to one endpoint while
+	// that has room.
+	Affinity Affinity
 	// Fallback are pools tried after all pools of the split, in order.
 	Fallback []string
 	Timeouts Timeouts

@@ -357,6 +357,28 @@ func listenAddress(into *Address) value {
 	}
 }
 
+// pushListener is a listenAddress that may have TLS beside it.
+func pushListener(into *Push) value {
+	text := listenAddress(&into.Address)
+	whole := object([]field{
+		{name: "address", doc: "unix:/path or IP:port", required: true, value: text},
+		{name: "plaintext", doc: "Allow TCP beyond loopback without TLS.", preset: "false", value: boolean(&into.Address.Plaintext)},
+		{name: "tls", doc: "Mutual TLS.", value: optional(&into.TLS, serverTLSFields)},
+	})
+	const accepted = acceptedListen + ", or a mapping with address, plaintext and tls"
+	return value{
+		accepted: accepted,
+		schema:   func() schema { return schema{"oneOf": []schema{text.schema(), whole.schema()}} },
+		read: func(d *decoder, n *yaml.Node, path string) {
+			if n.Kind == yaml.MappingNode {
+				whole.read(d, n, path)
+				return
+			}
+			text.read(d, n, path)
+		},
+	}
+}
+
 // network is a range of addresses.
 func network(into *netip.Prefix) value {
 	const accepted = "a range of addresses, such as 10.0.0.0/8 or 2001:db8::/32"

@@ -58,8 +58,17 @@ func serveFields(s *Serve) []field {
 		{name: "extproc", doc: "Where the ext_proc server listens.", preset: "unix:/run/fairlead/extproc.sock", value: listenAddress(&s.ExtProc)},
 		{name: "accessLog", doc: "Where the access-log receiver listens.", preset: "unix:/run/fairlead/accesslog.sock", value: listenAddress(&s.AccessLog)},
 		{name: "admin", doc: "Where metrics, health and the API are served; TCP only.", preset: "127.0.0.1:9900", value: adminAddress(&s.Admin)},
+		{name: "push", doc: "Where fairlead agent pushes telemetry; absent: nowhere.", value: pushListener(&s.Push)},
 		{name: "stateDir", doc: "Journal of weights set by hand.", preset: "/var/lib/fairlead", value: directory(&s.StateDir)},
 		{name: "shard", doc: "The middle part of decision ids; replicas differ in it.", preset: "0", value: whole(&s.Shard, 0, 999)},
+	}
+}
+
+func serverTLSFields(t *ServerTLS) []field {
+	return []field{
+		{name: "certificate", doc: "PEM file of the server's certificate chain.", required: true, value: directory(&t.Certificate)},
+		{name: "key", doc: "PEM file of its key.", required: true, value: directory(&t.Key)},
+		{name: "clientCA", doc: "PEM file of the authority that signs agents' certificates; a certificate's DNS name is the node its agent may speak for.", required: true, value: directory(&t.ClientCA)},
 	}
 }
 
@@ -114,6 +123,8 @@ func poolFields(p *Pool) []field {
 		{name: "outlierDetection", doc: "Let Envoy eject endpoints after three 502, 503 or 504 in a row, or five of any 5xx; refused connections eject nobody (see healthCheck).", preset: "false", value: boolean(&p.OutlierDetection)},
 		{name: "connectTimeout", preset: "3s", value: duration(&p.ConnectTimeout, time.Millisecond, time.Minute)},
 		{name: "telemetry", doc: "Where the pool's numbers come from.", value: object(telemetryFields(&p.Telemetry))},
+		{name: "kvBytesPerToken", doc: "What one token takes in the KV cache, for showing allocation in MB/s; Llama-3.1-8B in bf16: 128KiB.", value: size(&p.KVBytesPerToken, 1, 1<<30)},
+		{name: "spillAt", doc: "From this share of its capacity in use a zone's requests go to other zones too.", preset: "0.7", value: number(&p.SpillAt, 0.1, 1)},
 	}
 }
 
@@ -125,6 +136,7 @@ func endpointFields(e *Endpoint) []field {
 		{name: "zone", value: label(&e.Zone)},
 		{name: "gpus", doc: "UUIDs of its GPUs.", value: list(&e.GPUs, 0, anyNumber, label)},
 		{name: "capacity", doc: "Relative to the pool's other endpoints.", preset: "1", value: number(&e.Capacity, 0.01, 1000)},
+		{name: "drain", doc: "Take it out of service: no new requests, running ones end.", preset: "false", value: boolean(&e.Drain)},
 	}
 }
 
@@ -140,8 +152,8 @@ func healthCheckFields(h *HealthCheck) []field {
 
 func telemetryFields(t *Telemetry) []field {
 	return []field{
-		{name: "source", doc: "none keeps weights at capacity; scrape reads Prometheus pages.", preset: "none",
-			value: choice(&t.Source, []string{"push"}, "none", "scrape")},
+		{name: "source", doc: "none keeps weights at capacity; scrape reads Prometheus pages; push takes what fairlead agent sends.", preset: "none",
+			value: choice(&t.Source, nil, "none", "scrape", "push")},
 		{name: "interval", preset: "200ms", value: duration(&t.Interval, 10*time.Millisecond, time.Minute)},
 		{name: "enginePath", doc: "The model server's page.", preset: "/metrics", value: urlPath(&t.EnginePath)},
 		{name: "gpuPath", doc: "A page like dcgm-exporter's; absent: none.", value: urlPath(&t.GPUPath)},
@@ -161,6 +173,7 @@ func routeFields(r *Route) []field {
 		{name: "pool", doc: "The only pool; or give a split.", value: solePool(&r.Split)},
 		{name: "split", doc: "Pools with weights, the canary first; published as basis points.",
 			value: list((*[]SplitWeight)(&r.Split), 1, maxChain, func(w *SplitWeight) value { return object(armFields(w)) })},
+		{name: "affinity", doc: "session keeps requests with one x-session-affinity (or the body's prompt_cache_key) on one endpoint while that has room.", preset: "session", value: choice(&r.Affinity, nil, "none", "session")},
 		{name: "fallback", doc: "Pools tried after those of the split, in order.", value: list(&r.Fallback, 0, maxChain, func(pool *string) value { return object(fallbackFields(pool)) })},
 		{name: "timeouts", value: object(timeoutFields(&r.Timeouts))},
 		{name: "retryBody", doc: "The largest body that can be sent a second time.", preset: "8MiB", value: size(&r.RetryBody, 1, 1<<30)},

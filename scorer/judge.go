@@ -74,7 +74,9 @@ type Verdict struct {
 	Endpoint fleet.EndpointKey
 	// Risk is the model's last word, Smoothed the one that states follow.
 	Risk, Smoothed fleet.Risk
-	State          fleet.State
+	// Margin is the log odds of the model's last word.
+	Margin float64
+	State  fleet.State
 	// Weight ≥ 0 is the share of new requests relative to the pool's other
 	// endpoints; 0 only for an ejected endpoint.
 	Weight float64
@@ -181,6 +183,9 @@ func NewJudge(model Model) *Judge {
 	return &Judge{model: model, endpoints: map[fleet.EndpointKey]*endpoint{}, pools: map[string]*pool{}}
 }
 
+// SetModel replaces the model; states and smoothed risks stay.
+func (j *Judge) SetModel(model Model) { j.model = model }
+
 // pool is what a pool carries from tick to tick.
 type pool struct {
 	tick   uint64
@@ -200,6 +205,7 @@ type endpoint struct {
 	age        time.Duration
 	busySince  time.Time // since when own requests have been in flight without a break
 	risk       float64
+	margin     float64
 	smoothed   float64
 	stepAt     time.Time
 
@@ -324,15 +330,15 @@ func (e *endpoint) observe(now time.Time, model Model) {
 	if latest.At.Equal(e.lastSample) {
 		return // a sample counts once, however many ticks it stands
 	}
-	risk, ok := model.Risk(e.view.Window, own, now)
-	if !ok {
+	word, ok := model.Assess(e.view.Window, own, now)
+	if !ok || !(word.Risk >= 0) {
 		return
 	}
 	e.lastSample = latest.At
-	e.risk = min(1, max(0, float64(risk)))
+	e.risk, e.margin = min(1, float64(word.Risk)), word.Margin
 	e.smooth()
 	e.judged = true
-	e.bad = streak(e.bad, e.risk > float64(fleet.RiskEject))
+	e.bad = streak(e.bad, word.Hot())
 	e.calm = streak(e.calm, e.smoothed < returnBelow)
 	e.prefer = streak(e.prefer, e.smoothed < float64(fleet.RiskPrefer))
 	if e.prefer >= preferSamples {
@@ -562,6 +568,7 @@ func (e *endpoint) verdict(now time.Time, blind bool) Verdict {
 		Endpoint: e.key,
 		Risk:     fleet.Risk(e.risk),
 		Smoothed: fleet.Risk(e.smoothed),
+		Margin:   e.margin,
 		Stale:    e.stale(),
 		KVFree:   e.kvFree(now),
 		Weight:   e.weight(now, blind),

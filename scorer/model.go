@@ -16,6 +16,13 @@ type Own struct {
 	// SentPromptTokens estimates the prompt tokens sent since its newest sample;
 	// 0 if unknown.
 	SentPromptTokens float64
+	// ArrivedPromptTokens estimates the prompt tokens sent in the last second; 0
+	// if unknown.
+	ArrivedPromptTokens float64
+	// MaxInFlight is the endpoint's limit on concurrent requests, which stands
+	// for the engine's batch where its page doesn't tell that; 0 if there is
+	// none.
+	MaxInFlight int
 	// Unanswered is how many requests of ours run on it, by our ledger, that the
 	// engine does not count: they wait where it does not see them, or it has
 	// lost them. What the ledger's own delay explains is taken off.
@@ -39,10 +46,41 @@ type Own struct {
 type Model interface {
 	// Name identifies the model in metrics and records.
 	Name() string
-	// Risk returns a value in 0…1, or false if the window is too empty or too
-	// old to judge. A w of nil is an endpoint without telemetry.
-	Risk(w *telemetry.Window, own Own, now time.Time) (fleet.Risk, bool)
+	// Assess judges an endpoint, or returns false if the window is too empty or
+	// too old to judge. A w of nil is an endpoint without telemetry.
+	Assess(w *telemetry.Window, own Own, now time.Time) (Assessment, bool)
 }
+
+// Assessment is a model's word on one endpoint.
+type Assessment struct {
+	// Risk lies in 0…1.
+	Risk fleet.Risk
+	// Margin is the log odds of Risk. Thresholds are compared on margins: a
+	// boosted model's margin is the same bit for bit on every platform, while the
+	// logistic function is not.
+	Margin float64
+}
+
+// marginEject is the margin of fleet.RiskEject: ln(0.82/0.18) = 1.516347….
+var marginEject = logit(float64(fleet.RiskEject))
+
+// Hot reports whether the risk is above fleet.RiskEject.
+func (a Assessment) Hot() bool { return a.Margin > marginEject }
+
+// AssessRisk is the assessment of a model that has a risk and no margin.
+func AssessRisk(risk float64) Assessment {
+	risk = min(1, max(0, risk))
+	return Assessment{Risk: fleet.Risk(risk), Margin: logit(risk)}
+}
+
+// AssessMargin is the assessment of a model that has a margin:
+// risk = 1/(1+e^−margin).
+func AssessMargin(margin float64) Assessment {
+	return Assessment{Risk: fleet.Risk(1 / (1 + math.Exp(-margin))), Margin: margin}
+}
+
+// logit is ±Inf at 0 and 1.
+func logit(p float64) float64 { return math.Log(p / (1 - p)) }
 
 // FreshAge is how old a number may be to count as present: three ticks.
 const FreshAge = 600 * time.Millisecond
@@ -136,18 +174,18 @@ func Formula(o FormulaOptions) Model {
 
 func (formula) Name() string { return "formula" }
 
-func (f formula) Risk(w *telemetry.Window, own Own, now time.Time) (fleet.Risk, bool) {
+func (f formula) Assess(w *telemetry.Window, own Own, now time.Time) (Assessment, bool) {
 	if w == nil || w.Age(now) > FreshAge {
-		return 0, false
+		return Assessment{}, false
 	}
 	load, ok := f.load(w, own, now)
 	if !ok {
-		return 0, false
+		return Assessment{}, false
 	}
 	calm := 1 - 1/(1+math.Exp(-steepness*(load-centre)))
 	calm *= math.Pow(errorPenalty, own.errorWeight())
 	calm *= 1 - freshXID(w, now)
-	return fleet.Risk(min(1, max(0, 1-calm))), true
+	return AssessRisk(1 - calm), true
 }
 
 // errorWeight is the number of errors times their share of all attempts.
@@ -197,12 +235,28 @@ const windowSpan = time.Hour
 
 // promptLength is the engine's mean prompt length over the window.
 func (f formula) promptLength(w *telemetry.Window) float64 {
+	if tokens, ok := meanPrompt(w); ok {
+		return tokens
+	}
+	return f.meanPrompt
+}
+
+// MeanPrompt is the engine's mean prompt length over the window in tokens, or
+// the default of [FormulaOptions].MeanPrompt while it has not told one.
+func MeanPrompt(w *telemetry.Window) float64 {
+	if tokens, ok := meanPrompt(w); ok {
+		return tokens
+	}
+	return defaultMeanPrompt
+}
+
+func meanPrompt(w *telemetry.Window) (float64, bool) {
 	tokens, _, ok := w.Delta(telemetry.HasPromptTokens, windowSpan)
 	_, requests, okCount := w.MeanTTFT(windowSpan)
 	if !ok || !okCount || tokens <= 0 {
-		return f.meanPrompt
+		return 0, false
 	}
-	return tokens / requests
+	return tokens / requests, true
 }
 
 // xidNews is how long an XID raises the risk: five seconds, as long as errors

@@ -35,14 +35,14 @@ func (in inputs) risk(t interface{ Fatalf(string, ...any) }) fleet.Risk {
 		At: now, Known: known, KVUsage: in.kv, Waiting: in.waiting, QueuedTokens: max(0, in.queued), KVTokens: in.capacity,
 		TTFTSum: 10 * in.ttft, TTFTCount: 10, PromptTokens: 10 * in.prompt, XID: in.xid,
 	})
-	r, ok := Formula(FormulaOptions{}).Risk(&w, Own{Errors5s: in.errors, Attempts5s: in.attempts, SentPromptTokens: in.sent}, now)
+	word, ok := Formula(FormulaOptions{}).Assess(&w, Own{Errors5s: in.errors, Attempts5s: in.attempts, SentPromptTokens: in.sent}, now)
 	if !ok {
 		t.Fatalf("cannot judge %+v", in)
 	}
-	if !(r >= 0 && r <= 1) {
+	if r := word.Risk; !(r >= 0 && r <= 1) {
 		t.Fatalf("risk %v of %+v", r, in)
 	}
-	return r
+	return word.Risk
 }
 
 func near(got fleet.Risk, want, tolerance float64) bool {
@@ -119,22 +119,22 @@ func TestFormulaGrowsWithEachInput(t *testing.T) {
 func TestFormulaDoesNotJudgeWithoutYoungNumbers(t *testing.T) {
 	m := Formula(FormulaOptions{})
 	now := time.Now()
-	if _, ok := m.Risk(nil, Own{Errors5s: 100}, now); ok {
+	if _, ok := m.Assess(nil, Own{Errors5s: 100}, now); ok {
 		t.Error("judged an endpoint without telemetry")
 	}
 	var w telemetry.Window
-	if _, ok := m.Risk(&w, Own{}, now); ok {
+	if _, ok := m.Assess(&w, Own{}, now); ok {
 		t.Error("judged an empty window")
 	}
 	w.Add(telemetry.Sample{At: now, Known: telemetry.HasRunning | telemetry.HasXID})
-	if _, ok := m.Risk(&w, Own{}, now); ok {
+	if _, ok := m.Assess(&w, Own{}, now); ok {
 		t.Error("judged without KV usage and queue")
 	}
 	w.Add(telemetry.Sample{At: now.Add(tick), Known: telemetry.HasWaiting, Waiting: 1})
-	if _, ok := m.Risk(&w, Own{}, now.Add(tick+FreshAge)); !ok {
+	if _, ok := m.Assess(&w, Own{}, now.Add(tick+FreshAge)); !ok {
 		t.Error("did not judge numbers just young enough")
 	}
-	if _, ok := m.Risk(&w, Own{}, now.Add(tick+FreshAge+1)); ok {
+	if _, ok := m.Assess(&w, Own{}, now.Add(tick+FreshAge+1)); ok {
 		t.Error("judged old numbers")
 	}
 }
@@ -152,8 +152,8 @@ func TestOneLongPromptIsNoSlowServer(t *testing.T) {
 			s.TTFTSum, s.TTFTCount = 2, 1
 		}
 		w.Add(s)
-		if r, ok := m.Risk(&w, Own{}, now); !ok || r >= fleet.RiskPrefer {
-			t.Fatalf("risk %v after one long prompt", r)
+		if r, ok := m.Assess(&w, Own{}, now); !ok || r.Risk >= fleet.RiskPrefer {
+			t.Fatalf("risk %v after one long prompt", r.Risk)
 		}
 	}
 }
@@ -165,8 +165,8 @@ func TestXIDCostsOnlyWhileItIsNews(t *testing.T) {
 	risk := func(xid int) fleet.Risk {
 		now = now.Add(tick)
 		w.Add(telemetry.Sample{At: now, Known: telemetry.HasKVUsage | telemetry.HasXID, XID: xid})
-		r, _ := m.Risk(&w, Own{}, now)
-		return r
+		r, _ := m.Assess(&w, Own{}, now)
+		return r.Risk
 	}
 	for range 10 {
 		risk(0)

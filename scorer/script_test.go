@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/telemetry"
 )
 
@@ -25,15 +24,15 @@ type direct struct{}
 
 func (direct) Name() string { return "direct" }
 
-func (direct) Risk(w *telemetry.Window, _ Own, now time.Time) (fleet.Risk, bool) {
+func (direct) Assess(w *telemetry.Window, _ Own, now time.Time) (Assessment, bool) {
 	if w == nil || w.Age(now) > FreshAge {
-		return 0, false
+		return Assessment{}, false
 	}
 	s, ok := w.Last(telemetry.HasKVUsage, now, FreshAge)
 	if !ok {
-		return 0, false
+		return Assessment{}, false
 	}
-	return fleet.Risk(s.KVUsage), true
+	return AssessRisk(s.KVUsage), true
 }
 
 // TestScripts runs testdata/*.txt. A script is a list of blocks: commands, a

@@ -30,6 +30,10 @@ const (
 	HasPower
 	HasXID
 	HasQueuedTokens
+	HasGRActive
+	HasFBTotal
+	HasPCIe
+	HasCondition
 )
 
 // Has reports whether all fields of f are known.
@@ -67,8 +71,15 @@ type Sample struct {
 	DRAMActive float64 // 0…1
 	FBUsedMiB  float64
 	PowerWatts float64
-	// XID is the last XID error code, 0 for none.
-	XID int
+	GRActive   float64 // 0…1, DCGM's graphics-engine activity
+	FBTotalMiB float64
+	PCIeShare  float64 // 0…1, the busier direction over what the link carries
+	// XID is the last XID error code, 0 for none. XIDEvents counts XIDs, repeats
+	// of one code included, where the source can; 0 where it can't.
+	XID       int
+	XIDEvents float64
+	// Condition is the worst of its GPUs'.
+	Condition Condition
 }
 
 // Reading is a sample of one endpoint, or the reason why there is none.

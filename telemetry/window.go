@@ -19,9 +19,10 @@ type Window struct {
 	n     int
 	moved time.Time
 
-	gpuSeen  bool
-	xid      int
-	xidSince time.Time
+	gpuSeen   bool
+	xid       int
+	xidEvents float64
+	xidSince  time.Time
 }
 
 // Add appends a sample and drops the oldest when the ring is full. A sample
@@ -110,7 +111,8 @@ const engineFields = HasKVUsage | HasRunning | HasWaiting | HasPromptTokens |
 	HasGenerationTokens | HasPreemptions | HasTTFT | HasQueuedTokens
 
 // gpuFields are the numbers that come from the GPU.
-const gpuFields = HasGPUUtil | HasDRAMActive | HasFBUsed | HasPower | HasXID
+const gpuFields = HasGPUUtil | HasDRAMActive | HasFBUsed | HasPower | HasXID |
+	HasGRActive | HasFBTotal | HasPCIe | HasCondition
 
 // HasGPU reports whether any number of the GPU is known.
 func (m Mask) HasGPU() bool { return m&gpuFields != 0 }
@@ -200,6 +202,14 @@ func (s *Sample) Value(f Mask) (float64, bool) {
 		return float64(s.XID), true
 	case HasQueuedTokens:
 		return s.QueuedTokens, true
+	case HasGRActive:
+		return s.GRActive, true
+	case HasFBTotal:
+		return s.FBTotalMiB, true
+	case HasPCIe:
+		return s.PCIeShare, true
+	case HasCondition:
+		return float64(s.Condition), true
 	}
 	return 0, false
 }
@@ -224,6 +234,93 @@ func (w *Window) span(f Mask, over time.Duration, visit func(t, v float64)) int 
 		}
 	}
 	return seen
+}
+
+// Each calls visit for each sample that lies at most over before the newest,
+// newest first. visit must not keep or write the sample.
+func (w *Window) Each(over time.Duration, visit func(*Sample)) {
+	if w.n == 0 {
+		return
+	}
+	end := w.back(0).At
+	for i := range w.n {
+		s := w.back(i)
+		if end.Sub(s.At) > over {
+			return
+		}
+		visit(s)
+	}
+}
+
+// Points is how many samples of the last over know field f.
+func (w *Window) Points(f Mask, over time.Duration) int {
+	return w.span(f, over, func(_, _ float64) {})
+}
+
+// Newest is the newest value of field f, however old, or false if no sample
+// knows it: for what changes seldom, such as capacities.
+func (w *Window) Newest(f Mask) (float64, bool) {
+	for i := range w.n {
+		if v, ok := w.back(i).Value(f); ok {
+			return v, true
+		}
+	}
+	return 0, false
+}
+
+// Max is the largest value of field f over the last over, or false if none
+// knows it.
+func (w *Window) Max(f Mask, over time.Duration) (float64, bool) {
+	most := math.Inf(-1)
+	n := w.span(f, over, func(_, v float64) { most = max(most, v) })
+	return most, n > 0
+}
+
+// GrowthBetween is the sum of the rises of field f from sample to sample, per
+// second, over the samples between from and to before the newest (from > to ≥
+// 0). Falls count as nothing. False with fewer than two points or none apart in
+// time.
+func (w *Window) GrowthBetween(f Mask, from, to time.Duration) (float64, bool) {
+	var sum, newer, newest, oldest float64
+	n := 0
+	w.span(f, from, func(t, v float64) {
+		if -t < to.Seconds() {
+			return
+		}
+		if n == 0 {
+			newest = t
+		} else {
+			sum += max(0, newer-v)
+		}
+		newer, oldest = v, t
+		n++
+	})
+	if n < 2 || newest <= oldest {
+		return 0, false
+	}
+	return sum / (newest - oldest), true
+}
+
+// GrowthDeviation is the population standard deviation of the growth per second
+// of field f from sample to sample over the last over (falls count as 0), and
+// the number of those rates.
+func (w *Window) GrowthDeviation(f Mask, over time.Duration) (deviation float64, n int) {
+	var sum, squares, newer, at float64
+	first := true
+	w.span(f, over, func(t, v float64) {
+		if !first && at > t {
+			rate := max(0, newer-v) / (at - t)
+			sum += rate
+			squares += rate * rate
+			n++
+		}
+		newer, at, first = v, t, false
+	})
+	if n == 0 {
+		return 0, 0
+	}
+	mean := sum / float64(n)
+	return math.Sqrt(max(0, squares/float64(n)-mean*mean)), n
 }
 
 // Mean is the mean of field f over the samples of the last over, or false if
@@ -345,7 +442,8 @@ func (w *Window) MeanTTFT(over time.Duration) (mean time.Duration, count float64
 
 // XID returns the GPU's last known XID code, 0 for none, and when it appeared;
 // since is zero for a code that stood there when the GPU was first seen. The
-// gauge itself never clears, so only a recent since is news.
+// gauge itself never clears, so only a recent since is news. Where the source
+// counts XIDs a repeat of the same code is news too.
 //
 // A GPU seen without the series has code 0 if it never had another (some
 // exporters omit the series until the first event); later on a missing series
@@ -355,10 +453,10 @@ func (w *Window) XID() (code int, since time.Time) { return w.xid, w.xidSince }
 func (w *Window) noteXID(s *Sample) {
 	switch {
 	case s.Known.Has(HasXID):
-		if w.gpuSeen && s.XID != w.xid {
+		if w.gpuSeen && (s.XID != w.xid || s.XIDEvents > w.xidEvents) {
 			w.xidSince = s.At
 		}
-		w.xid, w.gpuSeen = s.XID, true
+		w.xid, w.xidEvents, w.gpuSeen = s.XID, s.XIDEvents, true
 	case s.Known.HasGPU():
 		w.gpuSeen = true
 	}
