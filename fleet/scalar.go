@@ -334,13 +334,24 @@ func socketPathFault(path string) string {
 // listenAddress is "unix:/path" or "IP:port", or both of these as a mapping's
 // address beside the word plaintext.
 func listenAddress(into *Address) value {
+	return addressOr(into, "a mapping with address and plaintext")
+}
+
+// pushListener is a listenAddress that may have TLS beside it.
+func pushListener(into *Push) value {
+	return addressOr(&into.Address, "a mapping with address, plaintext and tls",
+		field{name: "tls", doc: "Mutual TLS.", value: optional(&into.TLS, serverTLSFields)})
+}
+
+// addressOr is an address as text, or as a mapping with more fields.
+func addressOr(into *Address, mapping string, more ...field) value {
 	text := explained(tagText, acceptedListen, schema{"type": "string", "pattern": listenPattern},
 		func(text string) string { return readListen(into, text) })
-	whole := object([]field{
+	whole := object(append([]field{
 		{name: "address", doc: "unix:/path or IP:port", required: true, value: text},
 		{name: "plaintext", doc: "Allow TCP beyond loopback without TLS.", preset: "false", value: boolean(&into.Plaintext)},
-	})
-	const accepted = acceptedListen + ", or a mapping with address and plaintext"
+	}, more...))
+	accepted := acceptedListen + ", or " + mapping
 	return value{
 		accepted: accepted,
 		schema:   func() schema { return schema{"oneOf": []schema{text.schema(), whole.schema()}} },
@@ -353,28 +364,6 @@ func listenAddress(into *Address) value {
 			default:
 				d.fault(n.Line, path, describe(n), accepted)
 			}
-		},
-	}
-}
-
-// pushListener is a listenAddress that may have TLS beside it.
-func pushListener(into *Push) value {
-	text := listenAddress(&into.Address)
-	whole := object([]field{
-		{name: "address", doc: "unix:/path or IP:port", required: true, value: text},
-		{name: "plaintext", doc: "Allow TCP beyond loopback without TLS.", preset: "false", value: boolean(&into.Address.Plaintext)},
-		{name: "tls", doc: "Mutual TLS.", value: optional(&into.TLS, serverTLSFields)},
-	})
-	const accepted = acceptedListen + ", or a mapping with address, plaintext and tls"
-	return value{
-		accepted: accepted,
-		schema:   func() schema { return schema{"oneOf": []schema{text.schema(), whole.schema()}} },
-		read: func(d *decoder, n *yaml.Node, path string) {
-			if n.Kind == yaml.MappingNode {
-				whole.read(d, n, path)
-				return
-			}
-			text.read(d, n, path)
 		},
 	}
 }
