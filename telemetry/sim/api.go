@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
 )
 
 // maxBody bounds a request's body, as the Anthropic API does.
@@ -289,9 +291,10 @@ func (s *Server) answer(j job, body []byte) *answer {
 }
 
 func (s *Server) serveJob(w http.ResponseWriter, r *http.Request, speaks api, j job, a *answer) {
-	q := &sequence{prompt: a.prompt, output: a.output, stops: a.stops, wake: make(chan struct{}, 1)}
+	wake := make(chan struct{}, 1)
+	q := &engine.Sequence{Prompt: a.prompt, Output: a.output, Stops: a.stops, Owner: wake}
 	if j.stream {
-		q.every = s.cfg.TokensPerEvent
+		q.Every = s.cfg.TokensPerEvent
 	}
 	s.mu.Lock()
 	silent := s.on(Silence)
@@ -315,16 +318,16 @@ func (s *Server) serveJob(w http.ResponseWriter, r *http.Request, speaks api, j 
 	}
 	defer s.abandon(q) // nothing happens when it is done
 	if j.stream {
-		s.stream(w, r, speaks, a, q)
+		s.stream(w, r, speaks, a, q, wake)
 	} else {
-		s.whole(w, r, speaks, a, q)
+		s.whole(w, r, speaks, a, q, wake)
 	}
 }
 
 // whole answers in one piece after the last token.
-func (s *Server) whole(w http.ResponseWriter, r *http.Request, speaks api, a *answer, q *sequence) {
+func (s *Server) whole(w http.ResponseWriter, r *http.Request, speaks api, a *answer, q *engine.Sequence, wake <-chan struct{}) {
 	select {
-	case <-q.wake:
+	case <-wake:
 	case <-r.Context().Done():
 		return
 	}
@@ -352,13 +355,13 @@ func startStream(w http.ResponseWriter) *http.ResponseController {
 
 // stream answers with an event for the first token and one for every
 // TokensPerEvent after it.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, speaks api, a *answer, q *sequence) {
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, speaks api, a *answer, q *engine.Sequence, wake <-chan struct{}) {
 	control := startStream(w)
 	var buf []byte
 	sent, events := 0, 0
 	for sent < a.output {
 		select {
-		case <-q.wake:
+		case <-wake:
 		case <-r.Context().Done():
 			return
 		}

@@ -112,7 +112,7 @@ func (c *Config) check() error {
 		if s.TokensPerEvent < 0 {
 			return fmt.Errorf("server %q: found %d tokens per event; accepted: 1 or more", s.Name, s.TokensPerEvent)
 		}
-		if err := s.Engine.check(); err != nil {
+		if err := s.Engine.Check(); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
 	}

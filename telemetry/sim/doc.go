@@ -1,14 +1,8 @@
 // Package sim owns simulated model servers: real HTTP servers that answer the
 // OpenAI and Anthropic APIs at the pace of a GPU inference engine.
 //
-// Each [Server] has an engine that works in steps as vLLM's does: continuous
-// batching, chunked prefill, a paged KV cache, first-come first-served
-// admission, and preemption of the youngest sequence by recomputation. A step
-// lasts
-//
-//	t = base + perSeq·decoding + perContext·Σcontext + perPrefill·prefilled
-//
-// with coefficients fitted to published measurements (see [Profile]). Beside
+// Each [Server] drives an [engine.Engine] in real time: its steps last what the
+// profile, fitted to published measurements, says. Beside
 // the API a server offers the pages that real ones are watched by: /metrics
 // with vLLM's names and /gpu/metrics as dcgm-exporter writes it. Faults can be
 // injected by schedule or at run time ([Fault]).
@@ -29,9 +23,7 @@
 // The package never decides where a request goes, never looks at a Fairlead
 // config, and keeps no text: a token is a word from a fixed list.
 //
-// Invariants: the engine core is pure (time comes in, steps come out); the
-// number of KV blocks in use is the sum over its sequences and is 0 when none is
-// left; with the same seed a request has the same lengths on whatever server it
+// Invariants: with the same seed a request has the same lengths on whatever server it
 // lands; GPU memory in use is flat from start to stop, as with every server
 // that allocates its KV cache in advance.
 package sim

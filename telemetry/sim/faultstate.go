@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
 )
 
 // faultState is what goes wrong with a server now and later. It is guarded by
@@ -135,7 +137,7 @@ func (s *Server) beginFault(ev faultEvent) {
 	}
 	switch f.Kind {
 	case Slow:
-		s.engine.slow = f.Factor
+		s.engine.SetSlow(f.Factor)
 	case OutOfMemory:
 		s.kill(errOutOfMemory)
 	case Crash:
@@ -150,7 +152,7 @@ func (s *Server) endFault(kind FaultKind) {
 	s.faults.active[kind] = activeFault{}
 	switch kind {
 	case Slow:
-		s.engine.slow = 1
+		s.engine.SetSlow(1)
 	case Frozen:
 		s.frozenEngine, s.frozenGPU = nil, nil
 	}
@@ -161,9 +163,9 @@ func (s *Server) endFault(kind FaultKind) {
 
 // restartEngine replaces the engine as a new process would.
 func (s *Server) restartEngine() {
-	slow := s.engine.slow
-	s.engine = newEngine(s.cfg.Engine)
-	s.engine.slow = slow
+	slow := s.engine.Slow()
+	s.engine = engine.New(s.cfg.Engine)
+	s.engine.SetSlow(slow)
 }
 
 func (s *Server) faultsChanged() {

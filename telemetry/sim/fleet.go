@@ -130,9 +130,6 @@ func (f *Fleet) Run(ctx context.Context) error {
 func (s *Server) run(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s.mu.Lock()
-	s.activity.start = now
-	s.mu.Unlock()
 	s.startFaults(now)
 	var parts sync.WaitGroup
 	parts.Go(func() { s.steps(ctx) })

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
 )
 
 // DCGM's blank values: "not supported" for integers and doubles
@@ -87,10 +89,10 @@ func (m *metric) counter(name string, v uint64) {
 }
 
 // histogram writes h; les are the labels of its buckets, from bucketLabels.
-func (m *metric) histogram(name string, h *histogram, les []string) {
+func (m *metric) histogram(name string, h *engine.Histogram, les []string) {
 	m.family(name, "histogram")
 	var below uint64
-	for i, n := range h.counts {
+	for i, n := range h.Counts {
 		below += n
 		m.buf = append(m.buf, name...)
 		m.buf = append(m.buf, "_bucket{"...)
@@ -101,9 +103,9 @@ func (m *metric) histogram(name string, h *histogram, les []string) {
 		m.buf = append(m.buf, '\n')
 	}
 	m.buf = append(m.buf, name...)
-	m.number("_sum", "", h.sum)
+	m.number("_sum", "", h.Sum)
 	m.buf = append(m.buf, name...)
-	m.whole("_count", "", h.total)
+	m.whole("_count", "", h.Total)
 }
 
 func bucketLabels(bounds []float64) []string {
@@ -119,8 +121,8 @@ func bucketLabels(bounds []float64) []string {
 }
 
 var (
-	ttftLabels = bucketLabels(ttftBounds)
-	itlLabels  = bucketLabels(itlBounds)
+	ttftLabels = bucketLabels(engine.TTFTBounds)
+	itlLabels  = bucketLabels(engine.ITLBounds)
 )
 
 // enginePage appends the model server's page: vLLM v1's names, and beside them a
@@ -129,27 +131,27 @@ func (s *Server) enginePage(buf []byte, now time.Time) []byte {
 	if s.on(Blank) {
 		return buf
 	}
-	e, c := s.engine, &s.engine.count
+	e, c := s.engine, s.engine.Count()
 	m := metric{buf: buf, labels: s.engineLabels}
-	m.gauge("vllm:num_requests_running", float64(len(e.running)))
-	m.gauge("vllm:num_requests_waiting", float64(len(e.waiting)))
-	m.gauge("vllm:kv_cache_usage_perc", e.kvUsage())
-	m.counter("vllm:num_preemptions_total", c.preemptions)
-	m.counter("vllm:prompt_tokens_total", c.promptTokens)
-	m.counter("vllm:generation_tokens_total", c.generatedTokens)
+	m.gauge("vllm:num_requests_running", float64(e.RunningLen()))
+	m.gauge("vllm:num_requests_waiting", float64(e.WaitingLen()))
+	m.gauge("vllm:kv_cache_usage_perc", e.KVUsage())
+	m.counter("vllm:num_preemptions_total", c.Preemptions)
+	m.counter("vllm:prompt_tokens_total", c.PromptTokens)
+	m.counter("vllm:generation_tokens_total", c.GeneratedTokens)
 	m.family("vllm:request_success_total", "counter")
-	m.whole("vllm:request_success_total", `,finished_reason="stop"`, c.stopped)
-	m.whole("vllm:request_success_total", `,finished_reason="length"`, c.finished-c.stopped)
-	m.whole("vllm:request_success_total", `,finished_reason="abort"`, c.dead)
-	m.histogram("vllm:time_to_first_token_seconds", &e.ttft, ttftLabels)
-	m.histogram("vllm:inter_token_latency_seconds", &e.itl, itlLabels)
+	m.whole("vllm:request_success_total", `,finished_reason="stop"`, c.Stopped)
+	m.whole("vllm:request_success_total", `,finished_reason="length"`, c.Finished-c.Stopped)
+	m.whole("vllm:request_success_total", `,finished_reason="abort"`, c.Killed)
+	m.histogram("vllm:time_to_first_token_seconds", e.TTFT(), ttftLabels)
+	m.histogram("vllm:inter_token_latency_seconds", e.ITL(), itlLabels)
 	m.family("vllm:cache_config_info", "gauge")
 	m.whole("vllm:cache_config_info", s.cacheLabels, 1)
-	m.gauge("fairlead_sim_queued_prompt_tokens", float64(e.queuedTokens()))
-	m.gauge("fairlead_sim_max_num_seqs", float64(e.profile.MaxSeqs))
-	m.counter("fairlead_sim_steps_total", c.steps)
+	m.gauge("fairlead_sim_queued_prompt_tokens", float64(e.QueuedTokens()))
+	m.gauge("fairlead_sim_max_num_seqs", float64(e.Profile().MaxSeqs))
+	m.counter("fairlead_sim_steps_total", c.Steps)
 	m.family("fairlead_sim_busy_seconds_total", "counter")
-	m.number("fairlead_sim_busy_seconds_total", "", c.busy.Seconds())
+	m.number("fairlead_sim_busy_seconds_total", "", c.Busy.Seconds())
 	m.family("fairlead_sim_lag_seconds_total", "counter")
 	m.number("fairlead_sim_lag_seconds_total", "", s.lag.Seconds())
 	return m.buf
@@ -160,9 +162,9 @@ func (s *Server) enginePage(buf []byte, now time.Time) []byte {
 // are of plausible shape and not calibrated.
 func (s *Server) gpuPage(buf []byte, now time.Time) []byte {
 	p := s.cfg.Engine
-	l := s.activity.at(now)
-	watts := l.power(p)
-	used := uint64(float64(p.MemoryMiB) * memoryShare)
+	l := s.activity.At(s.since(now))
+	watts := l.Watts(p)
+	used := uint64(p.MemoryUsedMiB())
 	m := metric{buf: buf, labels: s.gpuLabels}
 	if s.on(Blank) {
 		m.family("DCGM_FI_DEV_GPU_UTIL", "gauge")
@@ -172,15 +174,15 @@ func (s *Server) gpuPage(buf []byte, now time.Time) []byte {
 		m.gauge("DCGM_FI_DEV_POWER_USAGE", blankDouble)
 		return m.buf
 	}
-	m.gauge("DCGM_FI_DEV_GPU_UTIL", float64(int(100*l.busy()+0.5)))
+	m.gauge("DCGM_FI_DEV_GPU_UTIL", float64(int(100*l.Busy()+0.5)))
 	m.gauge("DCGM_FI_DEV_FB_USED", float64(used))
 	m.gauge("DCGM_FI_DEV_FB_FREE", float64(uint64(p.MemoryMiB)-used))
 	m.gauge("DCGM_FI_DEV_POWER_USAGE", watts)
-	m.counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", s.activity.energyMJ(p, now))
+	m.counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", uint64(1000*s.activity.Joules(p, s.since(now))))
 	m.gauge("DCGM_FI_DEV_GPU_TEMP", float64(int(35+45*watts/max(p.PeakWatts, 1))))
 	m.gauge("DCGM_FI_DEV_XID_ERRORS", float64(s.xid()))
-	m.gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", l.busy())
-	m.gauge("DCGM_FI_PROF_DRAM_ACTIVE", 0.8*l.decode+0.3*l.prefill)
-	m.gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.1*l.decode+0.7*l.prefill)
+	m.gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", l.Busy())
+	m.gauge("DCGM_FI_PROF_DRAM_ACTIVE", l.DRAMActive())
+	m.gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", l.TensorActive())
 	return m.buf
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
 )
 
 func pageText(t *testing.T, s *Server, path string) string {
@@ -180,9 +182,8 @@ func BenchmarkGPUPage(b *testing.B) { benchmarkPage(b, "/gpu/metrics") }
 
 func benchmarkPage(b *testing.B, path string) {
 	s := newServer(testConfig(b), 1, slog.New(slog.DiscardHandler))
-	s.activity.start = time.Now()
 	for range 100 {
-		s.engine.submit(&sequence{prompt: 100, output: 100, wake: make(chan struct{}, 1)}, time.Now())
+		s.engine.Submit(&engine.Sequence{Prompt: 100, Output: 100, Owner: make(chan struct{}, 1)}, 0)
 	}
 	r := httptest.NewRequest(http.MethodGet, path, nil)
 	w := discard{http.Header{}}

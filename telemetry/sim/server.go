@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
 )
 
 // maxQueue bounds the requests that wait in one engine; above it the answer is
@@ -43,6 +45,7 @@ type Server struct {
 	engineLabels string
 	cacheLabels  string
 	gpuLabels    string
+	start        time.Time // the origin of the engine's times
 
 	listener net.Listener // set by Listen, owned by serve
 
@@ -51,8 +54,8 @@ type Server struct {
 
 	mu       sync.Mutex
 	addr     netip.AddrPort
-	engine   *engine
-	activity activity
+	engine   *engine.Engine
+	activity engine.Activity
 	lag      time.Duration // lost by steps that could not keep their schedule
 	requests uint64        // since start, also those before a crash
 	faults   faultState
@@ -67,14 +70,14 @@ func newServer(cfg ServerConfig, seed uint64, log *slog.Logger) *Server {
 	}
 	s := &Server{
 		cfg: cfg, seed: seed, log: log.With("server", cfg.Name),
-		engine: newEngine(cfg.Engine),
-		work:   make(chan struct{}, 1), rerun: make(chan struct{}, 1),
+		engine: engine.New(cfg.Engine), start: time.Now(),
+		work: make(chan struct{}, 1), rerun: make(chan struct{}, 1),
 	}
 	s.faults.changed = make(chan struct{})
 	s.modelJSON = quoteJSON(cfg.Model)
 	s.engineLabels = fmt.Sprintf(`engine="0",model_name="%s"`, escapeLabel(cfg.Model))
 	s.cacheLabels = fmt.Sprintf(`,block_size="%d",gpu_memory_utilization="%g",num_gpu_blocks="%d"`,
-		BlockTokens, memoryShare, s.engine.blocks)
+		BlockTokens, engine.MemoryShare, s.engine.Blocks())
 	s.gpuLabels = fmt.Sprintf(`gpu="0",UUID="%s",device="nvidia0",modelName="%s",Hostname="%s"`,
 		escapeLabel(cfg.GPU), escapeLabel(cfg.Engine.Hardware), escapeLabel(cfg.Name))
 	s.handler = s.named(s.routes())
@@ -116,17 +119,17 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, c := s.engine, &s.engine.count
+	e, c := s.engine, s.engine.Count()
 	return Stats{
-		Running: len(e.running), Waiting: len(e.waiting), KVUsage: e.kvUsage(),
-		Busy: c.busy, Lag: s.lag, Steps: c.steps, Preemptions: c.preemptions,
-		PromptTokens: c.promptTokens, GeneratedTokens: c.generatedTokens,
-		Requests: s.requests, Finished: c.finished, Aborted: c.dead,
+		Running: e.RunningLen(), Waiting: e.WaitingLen(), KVUsage: e.KVUsage(),
+		Busy: c.Busy, Lag: s.lag, Steps: c.Steps, Preemptions: c.Preemptions,
+		PromptTokens: c.PromptTokens, GeneratedTokens: c.GeneratedTokens,
+		Requests: s.requests, Finished: c.Finished, Aborted: c.Killed,
 	}
 }
 
 // enqueue hands a sequence to the engine.
-func (s *Server) enqueue(q *sequence) error {
+func (s *Server) enqueue(q *engine.Sequence) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -134,19 +137,22 @@ func (s *Server) enqueue(q *sequence) error {
 		return errOutOfMemory
 	case s.on(Crash):
 		return errCrashed
-	case len(s.engine.waiting) >= maxQueue:
+	case s.engine.WaitingLen() >= maxQueue:
 		return errQueueFull
 	}
-	s.engine.submit(q, time.Now())
+	s.engine.Submit(q, s.since(time.Now()))
 	notify(s.work)
 	return nil
 }
 
+// since is a moment as the engine counts it.
+func (s *Server) since(now time.Time) time.Duration { return now.Sub(s.start) }
+
 // abandon takes a sequence out of the engine because nobody waits for it.
-func (s *Server) abandon(q *sequence) {
+func (s *Server) abandon(q *engine.Sequence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.engine.cancel(q, errGone)
+	s.engine.Cancel(q, errGone)
 }
 
 // progress is a sequence's state as its waiter sees it.
@@ -156,10 +162,10 @@ type progress struct {
 	errorAfter int   // data events after which the stream shall break, or -1
 }
 
-func (s *Server) progress(q *sequence) progress {
+func (s *Server) progress(q *engine.Sequence) progress {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := progress{generated: q.generated, err: q.err, errorAfter: -1}
+	p := progress{generated: q.Generated(), err: q.Err(), errorAfter: -1}
 	if s.on(ErrorEvent) {
 		p.errorAfter = int(s.faults.active[ErrorEvent].factor)
 	}
@@ -191,7 +197,7 @@ func (s *Server) steps(ctx context.Context) {
 				return
 			}
 		}
-		next = start.Add(st.duration)
+		next = start.Add(st.Duration)
 		timer.Reset(time.Until(next))
 		select {
 		case <-timer.C:
@@ -202,15 +208,15 @@ func (s *Server) steps(ctx context.Context) {
 	}
 }
 
-func (s *Server) beginStep(scheduled time.Time) (st step, start time.Time, ok bool) {
+func (s *Server) beginStep(scheduled time.Time) (st engine.Step, start time.Time, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.hung() {
-		return step{}, start, false
+		return engine.Step{}, start, false
 	}
-	st, ok = s.engine.begin()
+	st, ok = s.engine.Begin()
 	if !ok {
-		return step{}, start, false
+		return engine.Step{}, start, false
 	}
 	now := time.Now()
 	start = now
@@ -221,22 +227,26 @@ func (s *Server) beginStep(scheduled time.Time) (st step, start time.Time, ok bo
 			s.lag += behind
 		}
 	}
-	s.activity.add(start, st)
+	s.activity.Add(s.since(start), st)
 	return st, start, true
 }
 
-func (s *Server) finishStep(st step) {
+func (s *Server) finishStep(st engine.Step) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, q := range s.engine.finish(st, time.Now()) {
-		notify(q.wake)
-	}
+	s.wake(s.engine.Finish(st, s.since(time.Now())))
 }
 
 // kill ends every sequence and wakes its waiter. The caller holds the lock.
 func (s *Server) kill(err error) {
-	for _, q := range s.engine.killAll(err) {
-		notify(q.wake)
+	s.wake(s.engine.KillAll(err))
+}
+
+// wake tells the waiters of sequences that something has happened. Each
+// sequence's owner is its waiter's channel.
+func (s *Server) wake(sequences []*engine.Sequence) {
+	for _, q := range sequences {
+		notify(q.Owner.(chan struct{}))
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
 )
 
 var update = flag.Bool("update", false, "write golden files")
@@ -37,7 +39,6 @@ func bubble(t *testing.T, cfg ServerConfig, body func(t *testing.T, s *Server)) 
 		s := newServer(cfg, 1, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		var parts sync.WaitGroup
-		s.activity.start = time.Now()
 		s.startFaults(time.Now())
 		parts.Go(func() { s.steps(ctx) })
 		parts.Go(func() { s.runFaults(ctx) })
@@ -154,7 +155,7 @@ func TestStreamSendsHeadersAtOnceAndTheFirstEventWithTheFirstToken(t *testing.T)
 		w := &timedWriter{ResponseRecorder: httptest.NewRecorder()}
 		body := chatBody(`,"stream":true,"max_tokens":9,"ignore_eos":true,"fairlead_sim":{"prompt_tokens":4096}`)
 		s.handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(body)))
-		prefill := 2 * time.Duration(s.cfg.Engine.stepNS(0, 0, 2048))
+		prefill := 2 * time.Duration(s.cfg.Engine.StepNS(0, 0, 2048))
 		if w.headers.Sub(begin) != 0 || w.first.Sub(begin) != prefill {
 			t.Fatalf("headers after %s, first event after %s; want 0 and %s", w.headers.Sub(begin), w.first.Sub(begin), prefill)
 		}
@@ -259,7 +260,7 @@ func TestQueueIsBounded(t *testing.T) {
 	bubble(t, cfg, func(t *testing.T, s *Server) {
 		inject(t, s, "xid:h100-1") // nothing is taken from the queue
 		for range maxQueue {
-			if err := s.enqueue(&sequence{prompt: 1, output: 1, wake: make(chan struct{}, 1)}); err != nil {
+			if err := s.enqueue(&engine.Sequence{Prompt: 1, Output: 1, Owner: make(chan struct{}, 1)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -317,7 +318,7 @@ func TestOfTwoFaultsOfOneKindTheLaterCounts(t *testing.T) {
 		for _, want := range []float64{2, 3, 3, 3, 3, 3, 1} {
 			synctest.Wait()
 			s.mu.Lock()
-			got := s.engine.slow
+			got := s.engine.Slow()
 			s.mu.Unlock()
 			if got != want {
 				t.Fatalf("factor %g; want %g", got, want)

@@ -1,6 +1,7 @@
-package sim
+package engine
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -10,28 +11,30 @@ import (
 	"pgregory.net/rapid"
 )
 
+var errGone = errors.New("client gone")
+
 // clockwork drives an engine on a clock of its own.
 type clockwork struct {
-	e   *engine
-	now time.Time
+	e   *Engine
+	now time.Duration
 }
 
 func newClockwork(p Profile) *clockwork {
-	return &clockwork{e: newEngine(p), now: time.Unix(0, 0)}
+	return &clockwork{e: New(p)}
 }
 
-func (c *clockwork) submit(prompt, output int) *sequence {
-	q := &sequence{prompt: prompt, output: output}
-	c.e.submit(q, c.now)
+func (c *clockwork) submit(prompt, output int) *Sequence {
+	q := &Sequence{Prompt: prompt, Output: output}
+	c.e.Submit(q, c.now)
 	return q
 }
 
 // step runs one step and reports whether there was one.
-func (c *clockwork) step() (step, bool) {
-	s, ok := c.e.begin()
+func (c *clockwork) step() (Step, bool) {
+	s, ok := c.e.Begin()
 	if ok {
-		c.now = c.now.Add(s.duration)
-		c.e.finish(s, c.now)
+		c.now += s.Duration
+		c.e.Finish(s, c.now)
 	}
 	return s, ok
 }
@@ -96,19 +99,19 @@ func fullBatch(p Profile, batch int) (itl, throughput float64) {
 	}
 	var gaps []float64
 	var tokens uint64
-	var begin time.Time
+	var begin time.Duration
 	for i := range 6000 {
 		refill()
 		if i == 2000 {
-			tokens, begin = c.e.count.generatedTokens, c.now
+			tokens, begin = c.e.count.GeneratedTokens, c.now
 		}
 		s, _ := c.step()
 		if i >= 2000 {
-			gaps = append(gaps, s.duration.Seconds()*1000)
+			gaps = append(gaps, s.Duration.Seconds()*1000)
 		}
 	}
 	slices.Sort(gaps)
-	return gaps[len(gaps)/2], float64(c.e.count.generatedTokens-tokens) / c.now.Sub(begin).Seconds()
+	return gaps[len(gaps)/2], float64(c.e.count.GeneratedTokens-tokens) / (c.now - begin).Seconds()
 }
 
 func within(t *testing.T, what string, got, want, share float64) {
@@ -125,7 +128,7 @@ func TestProfilesReproduceMeasuredPrefill(t *testing.T) {
 		c := newClockwork(profile(t, "llama-3.1-8b-h100"))
 		c.submit(prompt, 1)
 		s, _ := c.step()
-		within(t, "prefill", s.duration.Seconds()*1000, want, 0.15)
+		within(t, "prefill", s.Duration.Seconds()*1000, want, 0.15)
 	}
 }
 
@@ -138,7 +141,7 @@ func TestEnginePrefillsLongPromptsInChunks(t *testing.T) {
 			t.Fatalf("after step %d: %d computed, %d generated; want %+v", i+1, q.computed, q.generated, want)
 		}
 	}
-	if q.state != seqFinished || c.e.used != 0 {
+	if q.state != Finished || c.e.used != 0 {
 		t.Fatalf("state %d with %d blocks in use; want finished with none", q.state, c.e.used)
 	}
 }
@@ -160,11 +163,11 @@ func TestEngineAdmitsFirstComeFirstWhileTheCacheHoldsThePrompt(t *testing.T) {
 	c := newClockwork(p)
 	a, b, small := c.submit(60*BlockTokens, 20), c.submit(60*BlockTokens, 2), c.submit(10, 2)
 	c.step()
-	if a.state != seqRunning || b.state != seqWaiting || small.state != seqWaiting {
+	if a.state != Running || b.state != Waiting || small.state != Waiting {
 		t.Fatalf("states %d %d %d; want only the first running: nobody overtakes", a.state, b.state, small.state)
 	}
 	c.drain(t)
-	if a.state != seqFinished || b.state != seqFinished || small.state != seqFinished || c.e.used != 0 {
+	if a.state != Finished || b.state != Finished || small.state != Finished || c.e.used != 0 {
 		t.Fatal("all shall finish and leave no block behind")
 	}
 }
@@ -180,29 +183,29 @@ func TestEnginePreemptsTheYoungestAndRecomputesIt(t *testing.T) {
 			t.Fatal("the youngest overtook the oldest")
 		}
 	}
-	if c.e.count.preemptions == 0 {
+	if c.e.count.Preemptions == 0 {
 		t.Fatal("the cache overflowed without a preemption")
 	}
 	before := young.generated
 	c.drain(t)
-	if young.generated != 60 || before >= 60 || c.e.used != 0 || c.e.count.generatedTokens != 120 {
+	if young.generated != 60 || before >= 60 || c.e.used != 0 || c.e.count.GeneratedTokens != 120 {
 		t.Fatalf("young has %d tokens, %d in all, %d blocks in use; want 60, 120, 0",
-			young.generated, c.e.count.generatedTokens, c.e.used)
+			young.generated, c.e.count.GeneratedTokens, c.e.used)
 	}
 }
 
 func TestEngineFreesACancelledSequenceInTheMiddleOfAStep(t *testing.T) {
 	c := newClockwork(profile(t, "llama-3.1-8b-h100"))
 	q, other := c.submit(1000, 10), c.submit(16, 2)
-	s, _ := c.e.begin()
-	c.e.cancel(q, errGone)
+	s, _ := c.e.Begin()
+	c.e.Cancel(q, errGone)
 	if c.e.used != 1 {
 		t.Fatalf("%d blocks in use after the cancel; want the other's one", c.e.used)
 	}
-	c.e.finish(s, c.now)
-	c.e.cancel(q, errGone)
+	c.e.Finish(s, c.now)
+	c.e.Cancel(q, errGone)
 	c.drain(t)
-	if q.generated != 0 || other.state != seqFinished || c.e.used != 0 || c.e.count.dead != 1 {
+	if q.generated != 0 || other.state != Finished || c.e.used != 0 || c.e.count.Killed != 1 {
 		t.Fatal("the cancelled sequence went on, or the other did not")
 	}
 }
@@ -216,7 +219,7 @@ func TestEngineKeepsAccountOfItsBlocks(t *testing.T) {
 		p.MaxSeqs = rapid.IntRange(1, 8).Draw(rt, "seqs")
 		p.Chunk = rapid.IntRange(1, 64).Draw(rt, "chunk")
 		c := newClockwork(p)
-		var all []*sequence
+		var all []*Sequence
 		for range rapid.IntRange(1, 200).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 9).Draw(rt, "act") {
 			case 0, 1, 2:
@@ -224,7 +227,7 @@ func TestEngineKeepsAccountOfItsBlocks(t *testing.T) {
 				all = append(all, c.submit(prompt, rapid.IntRange(1, p.KVTokens-prompt).Draw(rt, "output")))
 			case 3:
 				if len(all) > 0 {
-					c.e.cancel(rapid.SampledFrom(all).Draw(rt, "cancelled"), errGone)
+					c.e.Cancel(rapid.SampledFrom(all).Draw(rt, "cancelled"), errGone)
 				}
 			default:
 				c.step()
@@ -238,8 +241,8 @@ func TestEngineKeepsAccountOfItsBlocks(t *testing.T) {
 			checkBlocks(rt, c.e)
 		}
 		for _, q := range all {
-			if q.state == seqFinished && q.generated != q.output || q.state == seqWaiting || q.state == seqRunning {
-				rt.Fatalf("a sequence ended in state %d with %d of %d tokens", q.state, q.generated, q.output)
+			if q.state == Finished && q.generated != q.Output || q.state == Waiting || q.state == Running {
+				rt.Fatalf("a sequence ended in state %d with %d of %d tokens", q.state, q.generated, q.Output)
 			}
 		}
 		if c.e.used != 0 || len(c.e.running)+len(c.e.waiting) != 0 {
@@ -248,7 +251,7 @@ func TestEngineKeepsAccountOfItsBlocks(t *testing.T) {
 	})
 }
 
-func checkBlocks(t *rapid.T, e *engine) {
+func checkBlocks(t *rapid.T, e *Engine) {
 	sum := 0
 	for _, q := range e.running {
 		if q.blocks < blocksFor(q.computed) {
@@ -292,12 +295,12 @@ func queueAfter(p Profile, rate float64, prompt, output []int) int {
 	c := newClockwork(p)
 	begin, next := c.now, 0
 	for next < len(prompt) {
-		for next < len(prompt) && c.now.Sub(begin).Seconds()*rate >= float64(next) {
+		for next < len(prompt) && (c.now-begin).Seconds()*rate >= float64(next) {
 			c.submit(prompt[next], output[next])
 			next++
 		}
 		if _, ok := c.step(); !ok {
-			c.now = begin.Add(time.Duration(float64(next)/rate*1e9) + 1)
+			c.now = begin + time.Duration(float64(next)/rate*1e9) + 1
 		}
 	}
 	return len(c.e.waiting)
@@ -311,17 +314,80 @@ func TestCapacityOfAnEmptySampleIsZero(t *testing.T) {
 }
 
 func TestActivityIsTheShareOfTheLastSecond(t *testing.T) {
-	var a activity
-	now := time.Unix(100, 0)
+	var a Activity
+	now := 100 * time.Second
 	for i := range 10_000 { // half busy in steps of 0.5 ms
-		a.add(now.Add(time.Duration(i)*time.Millisecond), step{duration: 500 * time.Microsecond, decode: 250 * time.Microsecond})
+		a.Add(now+time.Duration(i)*time.Millisecond, Step{Duration: 500 * time.Microsecond, Decode: 250 * time.Microsecond})
 	}
-	l := a.at(now.Add(10 * time.Second))
-	within(t, "busy", l.busy(), 0.5, 0.02)
-	within(t, "decode", l.decode, 0.25, 0.02)
-	a.add(now.Add(20*time.Second), step{duration: 10 * time.Second, decode: 10 * time.Second})
-	within(t, "busy in a long step", a.at(now.Add(25*time.Second)).busy(), 1, 0.001)
-	if busy := a.at(now.Add(40 * time.Second)).busy(); busy != 0 {
+	l := a.At(now + 10*time.Second)
+	within(t, "busy", l.Busy(), 0.5, 0.02)
+	within(t, "decode", l.Decode, 0.25, 0.02)
+	a.Add(now+20*time.Second, Step{Duration: 10 * time.Second, Decode: 10 * time.Second})
+	within(t, "busy in a long step", a.At(now+25*time.Second).Busy(), 1, 0.001)
+	if busy := a.At(now + 40*time.Second).Busy(); busy != 0 {
 		t.Fatalf("busy %g long after the last step", busy)
+	}
+}
+
+// TestBlockedSaysWhyTheQueueStands holds a small engine in each state.
+func TestBlockedSaysWhyTheQueueStands(t *testing.T) {
+	small := profile(t, "llama-3.1-8b-h100")
+	small.KVTokens, small.MaxSeqs = 10*BlockTokens, 2
+	cases := map[string]struct {
+		prompts []int
+		want    Blocked
+	}{
+		"no queue":                       {[]int{16, 16}, NotBlocked},
+		"the batch is full":              {[]int{16, 16, 16}, BlockedByBatch},
+		"the cache has no room":          {[]int{6 * BlockTokens, 6 * BlockTokens}, BlockedByKV},
+		"the cache is named before both": {[]int{5 * BlockTokens, 4 * BlockTokens, 9 * BlockTokens}, BlockedByKV},
+	}
+	for name, test := range cases {
+		c := newClockwork(small)
+		for _, n := range test.prompts {
+			c.submit(n, 8)
+		}
+		if _, ok := c.e.Begin(); !ok || c.e.Blocked() != test.want {
+			t.Errorf("%s: blocked %d, want %d", name, c.e.Blocked(), test.want)
+		}
+	}
+	chunked := profile(t, "llama-3.1-8b-h100")
+	chunked.Chunk = 32
+	c := newClockwork(chunked)
+	c.submit(100, 1)
+	c.submit(100, 1)
+	if c.e.Begin(); c.e.Blocked() != NotBlocked || c.e.WaitingLen() != 1 {
+		t.Errorf("a request that waits for the next chunk is blocked %d, %d waiting", c.e.Blocked(), c.e.WaitingLen())
+	}
+}
+
+// TestBlockedHoldsForTheWholeStep: what stood when the step was planned is seen
+// until the next one is, also after the step has freed room.
+func TestBlockedHoldsForTheWholeStep(t *testing.T) {
+	p := profile(t, "llama-3.1-8b-h100")
+	p.MaxSeqs = 1
+	c := newClockwork(p)
+	c.submit(16, 1)
+	c.submit(16, 1)
+	c.step()
+	if c.e.RunningLen() != 0 || c.e.Blocked() != BlockedByBatch {
+		t.Fatalf("%d running, blocked %d; want the latched reason after the batch has emptied", c.e.RunningLen(), c.e.Blocked())
+	}
+	if c.e.Begin(); c.e.Blocked() != NotBlocked {
+		t.Fatalf("blocked %d with an empty queue", c.e.Blocked())
+	}
+}
+
+func TestFirstTokenIsMeasuredFromSubmission(t *testing.T) {
+	c := newClockwork(profile(t, "llama-3.1-8b-h100"))
+	c.now = time.Minute
+	q := c.submit(512, 2)
+	if _, ok := q.FirstToken(); ok {
+		t.Fatal("a first token before the first step")
+	}
+	s, _ := c.step()
+	c.step()
+	if got, ok := q.FirstToken(); !ok || got != s.Duration {
+		t.Fatalf("first token after %v, %t; want the first step, %v", got, ok, s.Duration)
 	}
 }
