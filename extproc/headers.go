@@ -99,6 +99,9 @@ func (v *verdict) classify(r *request) bool {
 		Strategy:  strategyOf(v.info, r.strategy),
 		Generates: generates,
 	}
+	if generates {
+		v.class.Prompt = promptTokens(r.bodyBytes)
+	}
 	if arm, known := v.plan.Pool(string(r.cluster)); known {
 		v.class.Arm = arm
 	}

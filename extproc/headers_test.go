@@ -192,6 +192,47 @@ func TestFirstTokenLimitOnlyForStreamingRequests(t *testing.T) {
 	}
 }
 
+func TestPromptIsEstimatedFromTheContentLength(t *testing.T) {
+	for _, row := range []struct {
+		length string
+		want   fleet.Tokens
+	}{
+		{"", 0}, {"0", 0}, {"3", 0}, {"4", 1}, {"40000", 10_000}, {"999999999999", 1 << 20},
+		{"9999999999999999999", 0}, {"-40", 0}, {"+40", 0}, {"4e3", 0}, {" 40", 0}, {"40, 40", 0}, {"0x40", 0},
+	} {
+		if got := promptTokens(contentLength([]byte(row.length))); got != row.want {
+			t.Errorf("content-length %q: %d tokens; want %d", row.length, got, row.want)
+		}
+	}
+}
+
+func TestLongPromptsGoWhereTheKVCacheHasRoom(t *testing.T) {
+	w := newWorld(t, func(in *plan.Inputs, _ *Options) {
+		in.Pools[0].Endpoints[0].KVFree, in.Pools[0].Endpoints[1].KVFree = 2_000, 20_000
+	})
+	first := func(m message) string {
+		return strings.Split(metadata(w.ask(t, m), wire.NamespaceSteer)[wire.KeyHosts].(string), ",")[0]
+	}
+	long := chat(map[string]string{"content-length": "40000"})
+	small, other := 0, 0
+	for range 200 {
+		if first(long) != "10.0.0.2:8000" {
+			t.Fatal("10,000 tokens went to the endpoint that has 2,000 free")
+		}
+		if first(chat(map[string]string{"content-length": "4000"})) == "10.0.0.1:8000" {
+			small++
+		}
+		long.route = "chat/other" // generates nothing
+		if first(long) == "10.0.0.1:8000" {
+			other++
+		}
+		long.route = "chat"
+	}
+	if small < 60 || other < 60 {
+		t.Errorf("of 200 short prompts and 200 other requests %d and %d went to the smaller; want about 100", small, other)
+	}
+}
+
 func TestRequestIDIsKeptOnlyFromTrustedCallersAndIfPlain(t *testing.T) {
 	trusting := func(_ *plan.Inputs, o *Options) {
 		o.Trusted = func(source string) bool { return strings.HasPrefix(source, "127.0.0.1:") }

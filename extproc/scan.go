@@ -51,6 +51,7 @@ type request struct {
 	header    Declared // max_tokens and its spellings
 	sampling  Sampling
 	requestID []byte
+	bodyBytes int64 // content-length; 0 when unknown
 
 	peeked    bool // json_to_metadata saw the body: a key, wire.KeyRead or an error
 	body      Declared
@@ -138,7 +139,7 @@ func (r *request) scan(b []byte) error {
 func (r *request) scanPhase(k kind, b []byte) error {
 	if r.kind != k {
 		r.kind, r.endOfStream = k, false
-		r.strategy, r.header, r.sampling, r.requestID = askedNothing, Declared{}, Sampling{}, nil
+		r.strategy, r.header, r.sampling, r.requestID, r.bodyBytes = askedNothing, Declared{}, Sampling{}, nil, 0
 	}
 	if k != kindRequestHeaders {
 		return nil
@@ -178,6 +179,8 @@ func (r *request) scanHeaders(b []byte) error {
 	return nil
 }
 
+const headerContentLength = "content-length"
+
 // scanHeader reads a HeaderValue: key 1, value 2, raw_value 3.
 func (r *request) scanHeader(b []byte) error {
 	var key, value, raw []byte
@@ -210,6 +213,8 @@ func (r *request) scanHeader(b []byte) error {
 		r.sampling.topK(value)
 	case wire.HeaderRequestID:
 		r.requestID = value
+	case headerContentLength:
+		r.bodyBytes = contentLength(value)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package extproc
 import (
 	"bytes"
 	"fmt"
+	"strconv"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -35,6 +36,11 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 				r.sampling.topK(value)
 			case "x-request-id":
 				r.requestID = value
+			case "content-length":
+				r.bodyBytes = 0
+				if n, err := strconv.ParseUint(string(value), 10, 63); err == nil && len(value) <= 18 {
+					r.bodyBytes = int64(n)
+				}
 			}
 		}
 	}
@@ -85,7 +91,7 @@ func same(a, b request) bool {
 	return bytes.Equal(a.requestID, b.requestID) && bytes.Equal(a.cluster, b.cluster) && bytes.Equal(a.route, b.route) &&
 		bytes.Equal(a.source, b.source) && a.kind == b.kind && a.observe == b.observe && a.endOfStream == b.endOfStream &&
 		a.strategy == b.strategy && a.header == b.header && a.peeked == b.peeked && a.body == b.body &&
-		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream
+		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream && a.bodyBytes == b.bodyBytes
 }
 
 func drawValue(t *rapid.T) *structpb.Value {
@@ -122,8 +128,8 @@ func drawHeaders(t *rapid.T) *corev3.HeaderMap {
 	h := &corev3.HeaderMap{}
 	for range rapid.IntRange(0, 8).Draw(t, "headers") {
 		v := &corev3.HeaderValue{Key: rapid.SampledFrom([]string{":path", "x-route-strategy", "max_tokens", "x-max-tokens",
-			"max-tokens", "x-request-id", "Max_Tokens", "temperature", "top_k", ""}).Draw(t, "key")}
-		text := rapid.SampledFrom([]string{"", "legacy", "dynamic", "16", "1e3", "junk", "\x00\xff"}).Draw(t, "text")
+			"max-tokens", "x-request-id", "content-length", "Max_Tokens", "temperature", "top_k", ""}).Draw(t, "key")}
+		text := rapid.SampledFrom([]string{"", "legacy", "dynamic", "16", "1e3", "-7", "+7", "123456789012345678", "1234567890123456789", "junk", "\x00\xff"}).Draw(t, "text")
 		if rapid.Bool().Draw(t, "raw") {
 			v.RawValue = []byte(text)
 		} else if text != "\x00\xff" {

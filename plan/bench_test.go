@@ -55,19 +55,24 @@ var sink Decision
 func BenchmarkDecide(b *testing.B) {
 	for _, n := range []int{10, 10_000} {
 		p := mustCompile(b, bigFleet(n))
+		usual := busyLedger(n, func(i int) int32 { return int32(i * 7 % 100) })
+		prompt := benchClass
+		prompt.Prompt = 800 // fits where 1,311 tokens are free: on three of seven
 		for _, load := range []struct {
-			name string
-			live Live
+			name  string
+			class Class
+			live  Live
 		}{
-			{"usual", busyLedger(n, func(i int) int32 { return int32(i * 7 % 100) })},
-			{"saturated", busyLedger(n, func(int) int32 { return 256 })},
+			{"usual", benchClass, usual},
+			{"prompt", prompt, usual},
+			{"saturated", benchClass, busyLedger(n, func(int) int32 { return 256 })},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", load.name, n), func(b *testing.B) {
 				b.ReportAllocs()
 				seed := uint64(0)
 				for b.Loop() {
 					seed++
-					sink = p.Decide(benchClass, seed, load.live)
+					sink = p.Decide(load.class, seed, load.live)
 				}
 			})
 		}
@@ -99,8 +104,8 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// TestHotPathDoesNotAllocate covers plain choices, saturated pools, refusals,
-// spill-over, the legacy check, advice and recording.
+// TestHotPathDoesNotAllocate covers plain choices, prompts that fit in places and
+// nowhere, saturated pools, refusals, spill-over, the legacy check, advice and recording.
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	for _, n := range []int{10, 1000, 10_000} {
 		p := mustCompile(t, bigFleet(n))
@@ -108,6 +113,8 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		legacy.Strategy = fleet.StrategyLegacy
 		aside := benchClass
 		aside.Generates = false
+		long, huge := benchClass, benchClass
+		long.Prompt, huge.Prompt = 800, 1<<20
 		for _, fill := range []int32{0, 255, 256} {
 			var live Live = busyLedger(n, func(int) int32 { return fill })
 			var rec Record
@@ -117,7 +124,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			seed := uint64(0)
 			got := testing.AllocsPerRun(500, func() {
 				seed++
-				for _, c := range []Class{benchClass, legacy, aside} {
+				for _, c := range []Class{benchClass, legacy, aside, long, huge} {
 					d := p.Decide(c, seed, live)
 					if p.AddressText(d.Picks[0]) == "none" || p.RouteInfo(c.Route) == nil {
 						t.Error("unreachable")

@@ -40,6 +40,7 @@ type pool struct {
 type endpoint struct {
 	slot uint32
 	max  int32 // 0: unlimited
+	kv   int32 // free tokens of the KV cache; unlimited when unknown
 }
 
 type address struct {
@@ -146,7 +147,7 @@ func (pl *pool) compile(in *PoolInput) error {
 			return fmt.Errorf("endpoint %d: address %s occurs twice", i, e.Address)
 		}
 		seen[e.Address] = struct{}{}
-		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight}
+		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight, kv: kvRoom(e.KVFree)}
 	}
 	pl.addresses = formatAddresses(in.Endpoints)
 	pl.tables = levelTables(in.Endpoints)
@@ -171,6 +172,14 @@ func checkEndpoint(e *EndpointInput) error {
 		return fmt.Errorf("free KV tokens are %d; accepted: at least 0, or -1 for unknown", e.KVFree)
 	}
 	return nil
+}
+
+// kvRoom is free KV cache as the hot path compares it; unknown is all there is.
+func kvRoom(free fleet.Tokens) int32 {
+	if free < 0 {
+		return math.MaxInt32
+	}
+	return int32(min(free, math.MaxInt32))
 }
 
 // formatAddresses writes all addresses into one string and cuts it up: one

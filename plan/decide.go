@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"math"
 	"math/bits"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -45,10 +46,9 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if r == nil {
 		return leave(c.Arm, ReasonUnknownRoute)
 	}
-	level := min(c.Level, fleet.BurstLevels-1)
-	rng := newDraws(seed)
+	w := newWish(c, seed, live)
 	if c.Strategy != fleet.StrategyDynamic {
-		return p.decideLegacy(r, c, &rng, live)
+		return p.decideLegacy(r, c, &w)
 	}
 	ch, known := r.chain(c.Arm)
 	if !known {
@@ -56,17 +56,39 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	}
 	for pos, id := range ch {
 		pl := &p.pools[id]
-		t := pl.tables[level]
+		t := pl.tables[w.level]
 		if t == nil {
 			continue
 		}
-		if got, full := pl.choose(t, &rng, live); !full {
-			p.steer(&d, ch, pos, got, level, &rng, live)
+		if got, full := pl.choose(t, &w); !full {
+			p.steer(&d, ch, pos, got, &w)
 			return d
 		}
 	}
-	return p.decideFull(ch, c, level, &rng, live)
+	return p.decideFull(ch, c, &w)
 }
+
+// wish is what one request looks for in a pool, and the state of its draws.
+type wish struct {
+	rng   draws
+	live  Live
+	level fleet.BurstLevel
+	// need is how much free KV cache an endpoint must have, in tokens; 0 when the
+	// prompt is unknown: then only the level's table looks at the KV cache.
+	need int32
+}
+
+func newWish(c Class, seed uint64, live Live) wish {
+	w := wish{rng: newDraws(seed), live: live, level: min(c.Level, fleet.BurstLevels-1)}
+	if c.Prompt > 0 {
+		w.need = int32(min(c.Prompt, math.MaxInt32/2) + w.level.UpperBudget())
+	}
+	return w
+}
+
+// able reports whether an endpoint with that much in flight may take the
+// request.
+func (w *wish) able(e *endpoint, inFlight int32) bool { return !e.full(inFlight) && e.kv >= w.need }
 
 // leave is a decision that lets Envoy choose.
 func leave(arm PoolID, why Reason) Decision {
@@ -76,10 +98,10 @@ func leave(arm PoolID, why Reason) Decision {
 // decideLegacy leaves the choice to Envoy but sheds as for dynamic requests.
 // Envoy's own balancer knows nothing of our weights, so every endpoint of the
 // chain counts, also those of weight 0.
-func (p *Plan) decideLegacy(r *route, c Class, rng *draws, live Live) Decision {
+func (p *Plan) decideLegacy(r *route, c Class, w *wish) Decision {
 	if c.Generates {
 		ch, _ := r.chain(c.Arm) // all chains of a route have the same pools
-		if p.everyEndpointFull(ch, rng, live) {
+		if p.everyEndpointFull(ch, w) {
 			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: c.Arm}
 		}
 	}
@@ -88,7 +110,8 @@ func (p *Plan) decideLegacy(r *route, c Class, rng *draws, live Live) Decision {
 
 // everyEndpointFull is false for a chain without endpoints: such requests get
 // Envoy's own 503, since no capacity exists that could be waited for.
-func (p *Plan) everyEndpointFull(ch []PoolID, rng *draws, live Live) bool {
+func (p *Plan) everyEndpointFull(ch []PoolID, w *wish) bool {
+	w.need = 0 // Envoy's balancer knows nothing of KV caches
 	any := false
 	for _, id := range ch {
 		pl := &p.pools[id]
@@ -96,7 +119,7 @@ func (p *Plan) everyEndpointFull(ch []PoolID, rng *draws, live Live) bool {
 			continue
 		}
 		any = true
-		if _, found := pl.findFree(len(pl.endpoints), rng, live, pl.anyone); found {
+		if _, found := pl.findAble(len(pl.endpoints), w, pl.anyone); found {
 			return false
 		}
 	}
@@ -105,17 +128,17 @@ func (p *Plan) everyEndpointFull(ch []PoolID, rng *draws, live Live) bool {
 
 // decideFull is for requests that no pool has room for, or that no pool can
 // serve at all.
-func (p *Plan) decideFull(ch []PoolID, c Class, level fleet.BurstLevel, rng *draws, live Live) (d Decision) {
+func (p *Plan) decideFull(ch []PoolID, c Class, w *wish) (d Decision) {
 	for pos, id := range ch {
 		pl := &p.pools[id]
-		t := pl.tables[level]
+		t := pl.tables[w.level]
 		if t == nil {
 			continue
 		}
 		if c.Generates {
 			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: ch[0]}
 		}
-		p.steer(&d, ch, pos, pl.leastLoaded(t, rng, live), level, rng, live)
+		p.steer(&d, ch, pos, pl.leastLoaded(t, w), w)
 		return d
 	}
 	return leave(c.Arm, ReasonNothingAlive)
@@ -127,48 +150,67 @@ type choice struct {
 	liveWon, liveLost int32
 }
 
-// choose draws an endpoint below its limit; full reports that none was found.
-func (pl *pool) choose(t *table, rng *draws, live Live) (got choice, full bool) {
-	a, b := t.drawTwo(rng)
+// choose draws an endpoint below its limit, with room for the request if one
+// has; full reports that every endpoint is at its limit.
+func (pl *pool) choose(t *table, w *wish) (got choice, full bool) {
+	a, b := t.drawTwo(&w.rng)
 	ea, eb := &pl.endpoints[a], &pl.endpoints[b]
-	la := live.InFlight(ea.slot)
+	la := w.live.InFlight(ea.slot)
 	lb := la
 	if a != b {
-		lb = live.InFlight(eb.slot)
+		lb = w.live.InFlight(eb.slot)
 	}
-	fullA, fullB := ea.full(la), eb.full(lb)
+	ableA, ableB := w.able(ea, la), w.able(eb, lb)
 	switch {
-	case fullA && fullB:
-		return pl.chooseOther(t, choice{won: a, lost: a, liveWon: la, liveLost: la}, rng, live)
-	case fullA || !fullB && lb < la:
+	case !ableA && !ableB:
+		return pl.chooseOther(t, choice{won: a, lost: b, liveWon: la, liveLost: lb}, w)
+	case !ableA || ableB && lb < la:
 		return choice{won: b, lost: a, liveWon: lb, liveLost: la}, false
 	default:
 		return choice{won: a, lost: b, liveWon: la, liveLost: lb}, false
 	}
 }
 
-// chooseOther looks further when both candidates are at their limits; got.lost
-// is the first of them.
-func (pl *pool) chooseOther(t *table, got choice, rng *draws, live Live) (_ choice, full bool) {
+// chooseOther looks further when neither candidate is able. What it finds is
+// compared with the first of them. When the KV cache is what all lack, the
+// roomiest of the endpoints drawn serves. Not the roomiest of all: KV readings
+// are a tick old, and everybody would go there until the next.
+func (pl *pool) chooseOther(t *table, two choice, w *wish) (got choice, full bool) {
+	got = choice{won: two.won, lost: two.won, liveWon: two.liveWon, liveLost: two.liveWon}
+	roomiest := int32(-1)
+	spare := func(e, inFlight int32) {
+		if at := &pl.endpoints[e]; !at.full(inFlight) && at.kv > roomiest {
+			got.won, got.liveWon, roomiest = e, inFlight, at.kv
+		}
+	}
+	spare(two.won, two.liveWon)
+	spare(two.lost, two.liveLost)
 	for range furtherDraws {
-		e := t.drawOne(rng)
-		if n := live.InFlight(pl.endpoints[e].slot); !pl.endpoints[e].full(n) {
+		e := t.drawOne(&w.rng)
+		n := w.live.InFlight(pl.endpoints[e].slot)
+		if w.able(&pl.endpoints[e], n) {
 			got.won, got.liveWon = e, n
 			return got, false
 		}
+		spare(e, n)
 	}
-	found, ok := pl.findFree(len(t.cells), rng, live, t.candidate)
-	if !ok {
-		return got, true
+	found, ok := pl.findAble(len(t.cells), w, t.candidate)
+	if !ok && roomiest < 0 && w.need > 0 {
+		anywhere := *w
+		anywhere.need = 0
+		found, ok = pl.findAble(len(t.cells), &anywhere, t.candidate)
+		w.rng = anywhere.rng
 	}
-	got.won, got.liveWon = found.won, found.liveWon
-	return got, false
+	if ok {
+		got.won, got.liveWon = found.won, found.liveWon
+	}
+	return got, !ok && roomiest < 0
 }
 
-// findFree looks for an endpoint below its limit among n candidates: at all of
-// them, beginning anywhere, up to scanLimit, otherwise at sampleDraws of them.
-func (pl *pool) findFree(n int, rng *draws, live Live, candidate func(int) int32) (choice, bool) {
-	start := rng.below(n)
+// findAble looks for an able endpoint among n candidates: at all of them,
+// beginning anywhere, up to scanLimit, otherwise at sampleDraws of them.
+func (pl *pool) findAble(n int, w *wish, candidate func(int) int32) (choice, bool) {
+	start := w.rng.below(n)
 	for k := range min(n, scanLimit) {
 		i := start + k
 		if i >= n {
@@ -178,10 +220,10 @@ func (pl *pool) findFree(n int, rng *draws, live Live, candidate func(int) int32
 			if k == sampleDraws {
 				break
 			}
-			i = rng.below(n)
+			i = w.rng.below(n)
 		}
 		e := candidate(i)
-		if l := live.InFlight(pl.endpoints[e].slot); !pl.endpoints[e].full(l) {
+		if l := w.live.InFlight(pl.endpoints[e].slot); w.able(&pl.endpoints[e], l) {
 			return choice{won: e, liveWon: l}, true
 		}
 	}
@@ -193,13 +235,13 @@ func (t *table) candidate(i int) int32 { return t.cells[i].self }
 
 // leastLoaded takes the endpoint with the fewest own sends in flight out of a
 // few draws, whether or not it is at its limit.
-func (pl *pool) leastLoaded(t *table, rng *draws, live Live) choice {
-	first := t.drawOne(rng)
-	n := live.InFlight(pl.endpoints[first].slot)
+func (pl *pool) leastLoaded(t *table, w *wish) choice {
+	first := t.drawOne(&w.rng)
+	n := w.live.InFlight(pl.endpoints[first].slot)
 	got := choice{won: first, lost: first, liveWon: n, liveLost: n}
 	for range 1 + furtherDraws {
-		e := t.drawOne(rng)
-		if n := live.InFlight(pl.endpoints[e].slot); n < got.liveWon {
+		e := t.drawOne(&w.rng)
+		if n := w.live.InFlight(pl.endpoints[e].slot); n < got.liveWon {
 			got.lost, got.liveLost = got.won, got.liveWon
 			got.won, got.liveWon = e, n
 		}
@@ -210,7 +252,7 @@ func (pl *pool) leastLoaded(t *table, rng *draws, live Live) choice {
 func (e *endpoint) full(inFlight int32) bool { return e.max > 0 && inFlight >= e.max }
 
 // steer fills the decision for a choice in the pool at pos.
-func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, level fleet.BurstLevel, rng *draws, live Live) {
+func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {
 	arm := ch[pos]
 	pl := &p.pools[arm]
 	d.Action, d.Reason, d.Arm = ActionSteer, pl.steered, arm
@@ -220,7 +262,7 @@ func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, level fleet.
 	d.add(Pick{Pool: arm, Endpoint: got.won})
 	if d.Moved {
 		d.Reason = ReasonSpill
-		if p.pools[ch[0]].tables[level] == nil {
+		if p.pools[ch[0]].tables[w.level] == nil {
 			d.Reason = ReasonPoolEmpty
 		}
 	}
@@ -233,15 +275,15 @@ func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, level fleet.
 		}
 		id := ch[i]
 		next := &p.pools[id]
-		t := next.tables[level]
+		t := next.tables[w.level]
 		if t == nil {
 			d.Regroup = true
 			continue
 		}
-		d.add(Pick{Pool: id, Endpoint: next.retryTarget(t, rng, live)})
+		d.add(Pick{Pool: id, Endpoint: next.retryTarget(t, w)})
 	}
 	if d.N == 1 {
-		d.add(Pick{Pool: arm, Endpoint: pl.tables[level].other(got, rng)})
+		d.add(Pick{Pool: arm, Endpoint: pl.tables[w.level].other(got, &w.rng)})
 	}
 }
 
@@ -252,15 +294,15 @@ func (d *Decision) add(pick Pick) {
 
 // retryTarget picks an endpoint of a later pool. It is not scanned for room:
 // few requests get that far.
-func (pl *pool) retryTarget(t *table, rng *draws, live Live) int32 {
-	a, b := t.drawTwo(rng)
+func (pl *pool) retryTarget(t *table, w *wish) int32 {
+	a, b := t.drawTwo(&w.rng)
 	if a == b {
 		return a
 	}
 	ea, eb := &pl.endpoints[a], &pl.endpoints[b]
-	la, lb := live.InFlight(ea.slot), live.InFlight(eb.slot)
-	if fullA, fullB := ea.full(la), eb.full(lb); fullA != fullB {
-		if fullA {
+	la, lb := w.live.InFlight(ea.slot), w.live.InFlight(eb.slot)
+	if ableA, ableB := w.able(ea, la), w.able(eb, lb); ableA != ableB {
+		if ableB {
 			return b
 		}
 		return a

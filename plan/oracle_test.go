@@ -69,7 +69,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 			}
 		}
 		if len(free) > 0 {
-			return oracleSteer(in, chain, pos, c.Level, free)
+			return oracleSteer(in, chain, pos, c.Level, oracleRoomy(in, name, c, free))
 		}
 	}
 	switch {
@@ -118,6 +118,21 @@ func oraclePool(in Inputs, name string) PoolInput {
 		}
 	}
 	return PoolInput{}
+}
+
+// oracleRoomy keeps the endpoints whose free KV cache holds the prompt and the
+// level's budget; all of them if none does or the prompt is unknown.
+func oracleRoomy(in Inputs, name string, c Class, free []int) []int {
+	var roomy []int
+	for _, i := range free {
+		if kv := oraclePool(in, name).Endpoints[i].KVFree; kv == -1 || kv >= c.Prompt+c.Level.UpperBudget() {
+			roomy = append(roomy, i)
+		}
+	}
+	if c.Prompt <= 0 || len(roomy) == 0 {
+		return free
+	}
+	return roomy
 }
 
 // oracleAble lists the endpoints that may serve a level.

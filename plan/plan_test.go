@@ -84,6 +84,64 @@ func TestLevelsWithEqualCandidatesShareATable(t *testing.T) {
 	}
 }
 
+// TestPromptsThatFitNowhereSpread: KV readings are a tick old, so the roomiest
+// endpoint must not get every request that fits nowhere.
+func TestPromptsThatFitNowhereSpread(t *testing.T) {
+	const n = 100
+	p := mustCompile(t, onePool(n, func(i int, e *EndpointInput) { e.KVFree = fleet.Tokens(i) }))
+	c := benchClass
+	c.Prompt = 5000
+	var got [n]int
+	for seed := range uint64(10_000) {
+		got[p.Decide(c, seed, nil).Picks[0].Endpoint]++
+	}
+	upper := 0
+	for i, k := range got {
+		if k > 1000 {
+			t.Errorf("endpoint %d got %d of 10,000", i, k)
+		}
+		if i >= n/2 {
+			upper += k
+		}
+	}
+	// The roomiest of six uniform draws is in the upper half with 1 − 2⁻⁶.
+	if upper < 9700 {
+		t.Errorf("the roomier half got %d of 10,000, want about 9,840", upper)
+	}
+}
+
+// TestPromptsAreSearchedExactlyInSmallPools: the one endpoint with room in its
+// KV cache is found, and never one at its limit.
+func TestPromptsAreSearchedExactlyInSmallPools(t *testing.T) {
+	c := benchClass
+	c.Prompt = 20_000
+	for _, n := range []int{1, 3, scanLimit} {
+		for roomy := range n {
+			in := onePool(n, func(i int, e *EndpointInput) {
+				e.MaxInFlight, e.KVFree = 4, 900
+				if i == roomy {
+					e.KVFree = 20_000 + c.Level.UpperBudget()
+				}
+			})
+			p := mustCompile(t, in)
+			live := make(counts, n)
+			for seed := range uint64(5) {
+				if d := p.Decide(c, seed, live); int(d.Picks[0].Endpoint) != roomy {
+					t.Fatalf("%d endpoints, only %d has room: %+v", n, roomy, d)
+				}
+			}
+			live[roomy] = 4
+			d := p.Decide(c, 1, live)
+			if n == 1 && d.Action != ActionRefuse {
+				t.Fatalf("the only endpoint is at its limit: %+v", d)
+			}
+			if n > 1 && (d.Action != ActionSteer || int(d.Picks[0].Endpoint) == roomy) {
+				t.Fatalf("%d endpoints, %d is at its limit: %+v", n, roomy, d)
+			}
+		}
+	}
+}
+
 // TestSmallWeightStaysSmallInASmallPool: a forced distinct second candidate
 // would give the idle endpoint of weight 0.02 half of the requests.
 func TestSmallWeightStaysSmallInASmallPool(t *testing.T) {

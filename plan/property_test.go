@@ -69,6 +69,7 @@ func drawClass(t *rapid.T, in Inputs) Class {
 		Arm:       PoolID(rapid.IntRange(-1, len(in.Pools)).Draw(t, "arm")),
 		Level:     fleet.BurstLevel(rapid.IntRange(0, fleet.BurstLevels-1).Draw(t, "level")),
 		Strategy:  rapid.SampledFrom([]fleet.Strategy{0, fleet.StrategyLegacy, fleet.StrategyDynamic, fleet.StrategyDynamic}).Draw(t, "strategy"),
+		Prompt:    rapid.SampledFrom([]fleet.Tokens{-5, 0, 0, 1, 90, 300, 4000, 1 << 40}).Draw(t, "prompt"),
 		Generates: rapid.Bool().Draw(t, "generates"),
 	}
 }

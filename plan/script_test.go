@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite the decisions in testdata")
 //	  ADDRESS [weight=1] [max=0] [kv=-1] [risk=0] [state=neutral]
 //	route NAME split=A,B [fallback=C,D]
 //	live N N N …                               in flight, endpoint by endpoint
-//	decide [route=NAME] arm=POOL|none [level=0] [strategy=dynamic] [generates=true] [seeds=4]
+//	decide [route=NAME] arm=POOL|none [level=0] [prompt=0] [strategy=dynamic] [generates=true] [seeds=4]
 //	> …                                        a decision (written by -update)
 //
 // The chosen endpoint stands first with its count, then the runner-up with its
@@ -178,6 +178,8 @@ func (s *script) decide(args map[string]string) (string, error) {
 	}
 	level, _ := strconv.Atoi(args["level"])
 	c.Level = fleet.BurstLevel(level)
+	prompt, _ := strconv.Atoi(args["prompt"])
+	c.Prompt = fleet.Tokens(prompt)
 	seeds, err := strconv.Atoi(args["seeds"])
 	if err != nil {
 		seeds = 4

@@ -87,6 +87,12 @@ type Class struct {
 	Arm      PoolID
 	Level    fleet.BurstLevel
 	Strategy fleet.Strategy
+	// Prompt is the estimated length of the prompt; 0 or less is unknown. The
+	// request needs that much and its level's upper budget in an endpoint's free
+	// KV cache; endpoints that are known to have less are taken only when no
+	// other of the pool has room. Requests are never refused, nor moved to
+	// another pool, for that: the estimate is rough, and a full KV cache empties.
+	Prompt fleet.Tokens
 	// Generates is false for paths that do not generate tokens: such requests
 	// are steered but never shed.
 	Generates bool
