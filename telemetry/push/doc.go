@@ -1,0 +1,16 @@
+// Package push owns the way of telemetry from node agents to `fairlead serve`:
+// compact frames over a gRPC stream, from [Client] to [Server].
+//
+// It judges nothing about an endpoint; it decides only who may speak for which
+// endpoint and which numbers can be true. Who could push unasked could eject
+// GPUs, so what arrives is hostile until checked: a node speaks only for the
+// endpoints that the configuration gives it, and under mutual TLS only with a
+// certificate of its name.
+//
+// Invariants: Send never blocks and a client behind drops the oldest frames; at
+// most window frames are on the way, so numbers cannot grow old unseen in a
+// buffer; a node has one live stream, the newest; readings of one endpoint are
+// delivered in order and their times never go back; whatever a peer sends or
+// withholds, a stream holds a bounded amount of memory. Times cross the wire as
+// ages, so clocks need not agree.
+package push

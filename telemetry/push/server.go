@@ -1,0 +1,613 @@
+package push
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/telemetry"
+	"github.com/fairlead-proxy/fairlead/telemetry/push/pushv1"
+)
+
+const (
+	// maxNodes bounds the nodes remembered, connected ones included.
+	maxNodes = 4096
+	// remembered is how long a node that left is shown.
+	remembered = 10 * time.Minute
+	// silence ends a stream without a frame: an agent sends several a second.
+	silence = time.Minute
+	// claimTime is how long an endpoint without a configured node belongs to the
+	// node that spoke for it last.
+	claimTime = 5 * time.Second
+	// warnEvery bounds what refused strangers can write into the log.
+	warnEvery = 10 * time.Second
+)
+
+// ServerOptions of a Server.
+type ServerOptions struct {
+	// Deliver takes each reading; it must not block and must not call the
+	// Server's methods. It is called from several goroutines, for one endpoint
+	// from one at a time.
+	Deliver func(telemetry.Reading)
+	Log     *slog.Logger     // nil: slog.Default
+	Now     func() time.Time // nil: time.Now; readings carry its monotonic part
+	// RequireIdentity takes frames only over TLS, from a client whose verified
+	// certificate carries the frame's node as a DNS name, and only for endpoints
+	// whose configured node that is. It needs [ServerCredentials]. Without it
+	// endpoints that name no node are taken from anybody.
+	RequireIdentity bool
+}
+
+// Counters count since the Server was made.
+type Counters struct {
+	Streams         uint64 // begun, refused ones included
+	StreamsRefused  uint64 // without the identity they need, or over a limit
+	StreamsReplaced uint64 // ended for a newer one of the same node
+	Frames          uint64 // taken
+	FramesRefused   uint64
+	Readings        uint64 // delivered
+	Refused         uint64 // endpoints of frames that were not taken
+	Rejected        uint64 // values that could not be true, or are not known here
+	Dropped         uint64 // frames that agents say they dropped
+}
+
+// Node is what is known of an agent.
+type Node struct {
+	Name      string
+	Epoch     uint32
+	Connected bool
+	// Age is how long ago its last frame arrived.
+	Age      time.Duration
+	Interval time.Duration // between its last two frames, by its own clock
+	Frames   uint64        // taken
+	Dropped  uint64        // by the agent, since that began
+	Rejected uint64        // values that could not be true
+	// Refused are endpoints of its last frame that were not taken; at most 8.
+	Refused []Refusal
+	// Endpoints are those of its last frame that were taken.
+	Endpoints []NodeEndpoint
+	GPUs      []telemetry.GPU // of its last frame
+	// Err says why its GPUs could not be read, or why its last frame was refused.
+	Err string
+}
+
+// NodeEndpoint is a model server on a node.
+type NodeEndpoint struct {
+	Endpoint netip.AddrPort
+	GPUs     []string // ids
+	Err      string   // why it could not be read
+}
+
+// Server takes the frames of agents. Its methods may be called from any
+// goroutine. It starts none beside those of gRPC's streams.
+type Server struct {
+	o       ServerOptions
+	targets atomic.Pointer[map[netip.AddrPort][]target]
+	counts  struct {
+		streams, streamsRefused, streamsReplaced, frames, framesRefused, readings, refused, rejected, dropped atomic.Uint64
+	}
+
+	mu     sync.Mutex
+	nodes  map[string]*node // at most maxNodes
+	warned time.Time
+}
+
+// target is one endpoint of one pool.
+type target struct {
+	key  fleet.EndpointKey
+	node string // "" if the configuration names none
+	*claim
+}
+
+// claim says who speaks for an endpoint.
+type claim struct {
+	mu   sync.Mutex
+	node string
+	at   time.Time // when it last spoke
+	busy bool      // a reading is being delivered
+	last time.Time // Sample.At of the newest reading
+}
+
+// node is one agent. Its stream's goroutine writes it.
+type node struct {
+	// turn is held while a frame is taken; a session that lost its turn takes no
+	// more.
+	turn    sync.Mutex
+	current *session
+
+	// streams counts those that began and did not end, replaced ones included;
+	// Server.mu guards it.
+	streams int
+
+	mu    sync.Mutex
+	shown Node // Age aside
+	seen  time.Time
+}
+
+// session is one stream.
+type session struct {
+	replaced chan struct{} // closed when a newer stream of the node began
+}
+
+// NewServer returns a server that knows no endpoint; it starts nothing.
+func NewServer(o ServerOptions) *Server {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	s := &Server{o: o, nodes: map[string]*node{}}
+	s.targets.Store(&map[netip.AddrPort][]target{})
+	return s
+}
+
+// SetPools says which endpoints exist: those of pools whose telemetry is pushed.
+// A frame that is being taken may still reach an endpoint that is gone.
+func (s *Server) SetPools(pools []fleet.Pool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	claims := map[fleet.EndpointKey]target{}
+	for _, list := range *s.targets.Load() {
+		for _, t := range list {
+			claims[t.key] = t
+		}
+	}
+	targets := map[netip.AddrPort][]target{}
+	for _, p := range pools {
+		if p.Telemetry.Source != fleet.TelemetryPush {
+			continue
+		}
+		for _, e := range p.Endpoints {
+			t := target{fleet.EndpointKey{Pool: p.Name, Address: e.Address}, e.Node, &claim{}}
+			if old, ok := claims[t.key]; ok {
+				t.claim = old.claim
+			}
+			targets[e.Address] = append(targets[e.Address], t)
+		}
+	}
+	s.targets.Store(&targets)
+}
+
+// Register adds the service to a gRPC server.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	pushv1.RegisterTelemetryServer(r, &service{server: s})
+}
+
+// ServerLimits are the options for the gRPC server that a Server registers on.
+// Buffers are small because there is one connection for each node: gRPC's
+// defaults take 64 KiB for each.
+func ServerLimits() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxSendMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(16 << 10),
+		grpc.MaxConcurrentStreams(4),
+		grpc.ConnectionTimeout(quiet),
+		grpc.ReadBufferSize(2 << 10),
+		grpc.WriteBufferSize(2 << 10),
+		grpc.SharedWriteBuffer(true),
+		grpc.InitialWindowSize(64 << 10),
+		grpc.InitialConnWindowSize(64 << 10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: quiet, MaxConnectionIdle: time.Minute}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	}
+}
+
+// Counters returns the counters.
+func (s *Server) Counters() Counters {
+	c := &s.counts
+	return Counters{
+		Streams: c.streams.Load(), StreamsRefused: c.streamsRefused.Load(), StreamsReplaced: c.streamsReplaced.Load(),
+		Frames: c.frames.Load(), FramesRefused: c.framesRefused.Load(), Readings: c.readings.Load(),
+		Refused: c.refused.Load(), Rejected: c.rejected.Load(), Dropped: c.dropped.Load(),
+	}
+}
+
+// Nodes returns the agents by name: those connected, and for ten minutes those
+// that left; at most 4,096.
+func (s *Server) Nodes() []Node {
+	now := s.o.Now()
+	s.mu.Lock()
+	s.prune(now, false)
+	nodes := make([]*node, 0, len(s.nodes))
+	for _, n := range s.nodes {
+		nodes = append(nodes, n)
+	}
+	s.mu.Unlock()
+	out := make([]Node, 0, len(nodes))
+	for _, n := range nodes {
+		out = append(out, n.copy(now))
+	}
+	slices.SortFunc(out, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+func (n *node) copy(now time.Time) Node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	shown := n.shown
+	shown.Age = max(0, now.Sub(n.seen))
+	shown.Refused = slices.Clone(shown.Refused)
+	shown.Endpoints = slices.Clone(shown.Endpoints)
+	shown.GPUs = slices.Clone(shown.GPUs)
+	return shown
+}
+
+// prune forgets nodes that left long ago, and if need be the one that left
+// first. The caller holds s.mu.
+func (s *Server) prune(now time.Time, room bool) {
+	oldest, at := "", time.Time{}
+	for name, n := range s.nodes {
+		if n.streams > 0 {
+			continue
+		}
+		seen := n.lastSeen()
+		if now.Sub(seen) > remembered {
+			delete(s.nodes, name)
+		} else if oldest == "" || seen.Before(at) {
+			oldest, at = name, seen
+		}
+	}
+	if room && len(s.nodes) >= maxNodes {
+		delete(s.nodes, oldest)
+	}
+}
+
+func (n *node) lastSeen() time.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.seen
+}
+
+var errTooManyNodes = fmt.Errorf("%d nodes are known already", maxNodes)
+
+// begin makes ss the live stream of a node and ends the one before: after
+// begin returned, that takes no frame any more. Each begin needs an end.
+func (s *Server) begin(name string, ss *session) (*node, error) {
+	n, err := s.enter(name)
+	if err != nil {
+		return nil, err
+	}
+	n.turn.Lock()
+	defer n.turn.Unlock()
+	if n.current != nil {
+		close(n.current.replaced)
+		s.counts.streamsReplaced.Add(1)
+		s.o.Log.Warn("a newer stream of this node replaces the older", "node", name)
+	}
+	n.current = ss
+	n.mu.Lock()
+	n.shown.Connected = true
+	n.mu.Unlock()
+	return n, nil
+}
+
+// enter finds or makes a node and keeps it from being forgotten.
+func (s *Server) enter(name string) (*node, error) {
+	now := s.o.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.nodes[name]
+	if n == nil {
+		if len(s.nodes) >= maxNodes {
+			s.prune(now, true)
+		}
+		if len(s.nodes) >= maxNodes {
+			return nil, errTooManyNodes
+		}
+		n = &node{shown: Node{Name: name}, seen: now}
+		s.nodes[name] = n
+	}
+	n.streams++
+	return n, nil
+}
+
+// end takes the turn from ss, if it still has it.
+func (s *Server) end(n *node, ss *session) {
+	n.turn.Lock()
+	if n.current == ss {
+		n.current = nil
+		n.mu.Lock()
+		n.shown.Connected = false
+		n.mu.Unlock()
+	}
+	n.turn.Unlock()
+	s.mu.Lock()
+	n.streams--
+	s.mu.Unlock()
+}
+
+// warn logs what strangers did, at most once in warnEvery.
+func (s *Server) warn(message string, args ...any) {
+	now := s.o.Now()
+	s.mu.Lock()
+	late := s.warned.IsZero() || now.Sub(s.warned) >= warnEvery
+	if late {
+		s.warned = now
+	}
+	s.mu.Unlock()
+	if late {
+		s.o.Log.Warn(message, args...)
+	}
+}
+
+// service is the gRPC service of a Server.
+type service struct {
+	pushv1.UnimplementedTelemetryServer
+	server *Server
+}
+
+// Push answers frames from here, while a goroutine of its own receives and
+// takes them: gRPC's Recv ends only with the handler, and the handler must be
+// able to end for other reasons.
+func (v *service) Push(stream pushv1.Telemetry_PushServer) error {
+	s := v.server
+	s.counts.streams.Add(1)
+	id, err := s.identify(stream.Context())
+	if err != nil {
+		s.counts.streamsRefused.Add(1)
+		s.warn("telemetry stream is refused", "error", err)
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	r := &receiver{server: s, identity: id, session: &session{replaced: make(chan struct{})},
+		acks: make(chan *pushv1.Ack, 1), ended: make(chan error, 1)}
+	go r.run(stream)
+	return r.answer(stream)
+}
+
+// receiver takes the frames of one stream.
+type receiver struct {
+	server   *Server
+	identity *identity
+	session  *session
+	decoder  decoder
+	frame    received
+	node     *node // nil before the first frame
+
+	// acks holds the newest answer that is not written yet: an agent that
+	// doesn't read is answered once for many frames.
+	acks  chan *pushv1.Ack
+	ended chan error
+}
+
+// answer writes answers until the stream ends.
+func (r *receiver) answer(stream pushv1.Telemetry_PushServer) error {
+	idle := time.NewTimer(silence)
+	defer idle.Stop()
+	for {
+		select {
+		case ack := <-r.acks:
+			if err := stream.Send(ack); err != nil {
+				return err
+			}
+			idle.Reset(silence)
+		case err := <-r.ended:
+			return err
+		case <-r.session.replaced:
+			return status.Error(codes.Aborted, "a newer stream of this node began")
+		case <-idle.C:
+			return status.Errorf(codes.DeadlineExceeded, "no frame for %s", silence)
+		}
+	}
+}
+
+// run receives until the stream ends.
+func (r *receiver) run(stream pushv1.Telemetry_PushServer) {
+	err := r.receive(stream)
+	if r.node != nil {
+		r.server.end(r.node, r.session)
+	}
+	r.ended <- err
+}
+
+func (r *receiver) receive(stream pushv1.Telemetry_PushServer) error {
+	var m pushv1.Frame
+	for {
+		m.Reset()
+		if err := stream.RecvMsg(&m); err != nil {
+			return nil // the client went; gRPC knows why
+		}
+		ack, err := r.take(&m)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-r.acks:
+		default:
+		}
+		r.acks <- ack // there is room: only this goroutine writes
+	}
+}
+
+// take takes one frame. An error ends the stream.
+func (r *receiver) take(m *pushv1.Frame) (*pushv1.Ack, error) {
+	s := r.server
+	now := s.o.Now()
+	ack := &pushv1.Ack{Sequence: m.GetSequence()}
+	if err := r.identity.valid(now); err != nil {
+		s.counts.streamsRefused.Add(1)
+		return nil, status.Error(codes.Unauthenticated, err.Error())
+	}
+	if err := r.decoder.decode(m, now, &r.frame); err != nil {
+		s.counts.framesRefused.Add(1)
+		ack.Error = err.Error()
+		r.refuse(err)
+		if r.decoder.node == "" {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		return ack, nil
+	}
+	if r.node == nil {
+		if err := r.begin(); err != nil {
+			return nil, err
+		}
+	}
+	r.node.turn.Lock()
+	defer r.node.turn.Unlock()
+	if r.node.current != r.session {
+		return nil, status.Error(codes.Aborted, "a newer stream of this node began")
+	}
+	refused := r.deliver(now)
+	r.note(now, refused)
+	ack.Refused = refused[:min(len(refused), maxRefusals)]
+	ack.More = uint32(len(refused) - len(ack.Refused))
+	return ack, nil
+}
+
+// begin checks the node of the first frame and registers the stream.
+func (r *receiver) begin() error {
+	s := r.server
+	name := r.decoder.node
+	if err := r.identity.speaksFor(name); err != nil {
+		s.counts.streamsRefused.Add(1)
+		s.warn("telemetry stream is refused", "error", err)
+		return status.Error(codes.PermissionDenied, err.Error())
+	}
+	n, err := s.begin(name, r.session)
+	if err != nil {
+		s.counts.streamsRefused.Add(1)
+		s.warn("telemetry stream is refused", "node", name, "error", err)
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	r.node = n
+	return nil
+}
+
+// deliver hands on what the node may say and returns what it may not.
+func (r *receiver) deliver(now time.Time) []*pushv1.Refusal {
+	s := r.server
+	refused := r.frame.refused
+	targets := *s.targets.Load()
+	taken := r.frame.Endpoints[:0]
+	for i := range r.frame.Endpoints {
+		u := &r.frame.Endpoints[i]
+		list := targets[u.Endpoint]
+		err := errUnknown
+		if len(list) > 0 {
+			err = nil
+		}
+		some := false
+		for _, t := range list {
+			if problem := s.deliverTo(t, r.decoder.node, u, now); problem != nil {
+				err = fmt.Errorf("pool %q: %w", t.key.Pool, problem)
+				continue
+			}
+			some = true
+		}
+		if err != nil {
+			refused = append(refused, &pushv1.Refusal{Address: u.Endpoint.String(), Reason: clip(err.Error())})
+		}
+		if some {
+			taken = append(taken, *u)
+		}
+	}
+	r.frame.Endpoints = taken
+	return refused
+}
+
+var (
+	errUnknown = errors.New("no pool with pushed telemetry has this endpoint")
+	errNoNode  = errors.New("the configuration names no node for it, which TLS requires")
+)
+
+// deliverTo hands u to one endpoint of one pool, if the node may speak for it.
+func (s *Server) deliverTo(t target, name string, u *Update, now time.Time) error {
+	switch {
+	case t.node == "" && s.o.RequireIdentity:
+		return errNoNode
+	case t.node != "" && t.node != name:
+		return fmt.Errorf("it is on another node than %q", name)
+	}
+	sample := u.Sample
+	if err := t.take(name, &sample, now, t.node == ""); err != nil {
+		return err
+	}
+	defer t.release()
+	if u.Err != "" {
+		s.counts.readings.Add(1)
+		s.o.Deliver(telemetry.Reading{Endpoint: t.key, Err: errors.New(u.Err)})
+		if sample.Known == 0 {
+			return nil
+		}
+	}
+	s.counts.readings.Add(1)
+	s.o.Deliver(telemetry.Reading{Endpoint: t.key, Sample: sample})
+	return nil
+}
+
+// take claims the endpoint for one reading and keeps its times from going back:
+// the way of a frame is not always equally long. Where the configuration names
+// no node (open), an endpoint belongs to who spoke for it last.
+func (c *claim) take(name string, sample *telemetry.Sample, now time.Time, open bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy || open && c.node != name && c.node != "" && now.Sub(c.at) < claimTime {
+		return fmt.Errorf("node %q speaks for it", c.node)
+	}
+	c.node, c.at, c.busy = name, now, true
+	if sample.At.Before(c.last) {
+		sample.At = c.last
+	}
+	c.last = sample.At
+	return nil
+}
+
+func (c *claim) release() {
+	c.mu.Lock()
+	c.busy = false
+	c.mu.Unlock()
+}
+
+// note keeps what Nodes shows.
+func (r *receiver) note(now time.Time, refused []*pushv1.Refusal) {
+	f, c := &r.frame, &r.server.counts
+	c.frames.Add(1)
+	c.refused.Add(uint64(len(refused)))
+	c.rejected.Add(uint64(f.rejected))
+	n := r.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.seen = now
+	shown := &n.shown
+	if f.dropped >= shown.Dropped {
+		c.dropped.Add(f.dropped - shown.Dropped)
+	} else { // the agent began anew
+		c.dropped.Add(f.dropped)
+	}
+	shown.Epoch, shown.Interval, shown.Dropped, shown.Err = f.Epoch, f.interval, f.dropped, f.Err
+	shown.Frames++
+	shown.Rejected += uint64(f.rejected)
+	shown.GPUs = append(shown.GPUs[:0], f.GPUs...)
+	shown.Endpoints = shown.Endpoints[:0]
+	for i := range f.Endpoints {
+		u := &f.Endpoints[i]
+		shown.Endpoints = append(shown.Endpoints, NodeEndpoint{u.Endpoint, u.GPUs, u.Err})
+	}
+	shown.Refused = shown.Refused[:0]
+	for _, x := range refused[:min(len(refused), maxRefusals)] {
+		shown.Refused = append(shown.Refused, Refusal{x.GetAddress(), x.GetReason()})
+	}
+}
+
+// refuse notes a frame that was not taken.
+func (r *receiver) refuse(err error) {
+	if r.node == nil {
+		return
+	}
+	r.node.mu.Lock()
+	r.node.shown.Err = clip(err.Error())
+	r.node.mu.Unlock()
+}
