@@ -124,19 +124,20 @@ func (c Condition) String() string {
 
 // Condition judges the level signals: recovery action 1, 2, 4, 6 and 7 need the
 // GPU out, 3 and 5 a drain; a failed row remap needs it out, a pending one a
-// drain. It is 0 when none of them is known.
+// drain. It is 0 when none of them is known; an action of a number that NVML
+// does not have yet tells nothing, since it must not cost capacity unread.
 func (g *GPU) Condition() Condition {
 	c := Condition(0)
 	if g.Lost {
 		return ConditionLost
 	}
 	if g.Known.Has(GPUHasRecovery) {
-		switch g.Recovery {
-		case RecoverNone:
+		switch {
+		case g.Recovery == RecoverNone:
 			c = ConditionOK
-		case RecoverDrainP2P, RecoverIMEX:
+		case g.Recovery == RecoverDrainP2P || g.Recovery == RecoverIMEX:
 			c = ConditionDrain
-		default:
+		case g.Recovery < recoveryActions:
 			c = ConditionEject
 		}
 	}
@@ -165,8 +166,10 @@ func (g *GPU) PCIeShare() (float64, bool) {
 // SetGPUs writes the GPUs that serve one endpoint into its sample, replacing
 // what was known of them: of each number the worst, since the slowest and
 // fullest of a tensor-parallel group bounds it. Framebuffer totals come from
-// the GPU whose share in use is largest. Lost GPUs give no numbers, only the
-// condition. Nothing is known of an empty list.
+// the GPU whose share in use is largest. XIDEvents counts those of the GPUs whose
+// last code is of the gravest class, so that a harmless event on one GPU does not
+// pass for the grave one that another has shown for long. Lost GPUs give no
+// numbers, only the condition. Nothing is known of an empty list.
 func (s *Sample) SetGPUs(gpus []GPU) {
 	s.Known &^= gpuFields
 	s.GPUUtil, s.GRActive, s.DRAMActive, s.PCIeShare, s.PowerWatts = 0, 0, 0, 0, 0
@@ -181,41 +184,65 @@ func (s *Sample) SetGPUs(gpus []GPU) {
 		if g.Lost {
 			continue
 		}
-		worst := func(known bool, v float64, to *float64, has Mask) {
-			if known && !math.IsNaN(v) {
-				*to = max(*to, v)
-				s.Known |= has
-			}
-		}
-		worst(g.Known.Has(GPUHasUtil), g.Util, &s.GPUUtil, HasGPUUtil)
-		worst(g.Known.Has(GPUHasGRActive), g.GRActive, &s.GRActive, HasGRActive)
-		worst(g.Known.Has(GPUHasDRAMActive), g.DRAMActive, &s.DRAMActive, HasDRAMActive)
-		worst(g.Known.Has(GPUHasPower), g.PowerWatts, &s.PowerWatts, HasPower)
+		s.worst(g.Known.Has(GPUHasUtil), g.Util, &s.GPUUtil, HasGPUUtil)
+		s.worst(g.Known.Has(GPUHasGRActive), g.GRActive, &s.GRActive, HasGRActive)
+		s.worst(g.Known.Has(GPUHasDRAMActive), g.DRAMActive, &s.DRAMActive, HasDRAMActive)
+		s.worst(g.Known.Has(GPUHasPower), g.PowerWatts, &s.PowerWatts, HasPower)
 		share, ok := g.PCIeShare()
-		worst(ok, share, &s.PCIeShare, HasPCIe)
-		if g.Known.Has(GPUHasFBUsed) {
-			full := g.FBUsedMiB
-			if g.Known.Has(GPUHasFBTotal) && g.FBTotalMiB > 0 {
-				full = g.FBUsedMiB / g.FBTotalMiB
-			}
-			if full > fullest {
-				fullest = full
-				s.FBUsedMiB = g.FBUsedMiB
-				s.Known |= HasFBUsed
-				s.Known &^= HasFBTotal
-				if s.FBTotalMiB = g.FBTotalMiB; g.Known.Has(GPUHasFBTotal) {
-					s.Known |= HasFBTotal
-				}
-			}
-		}
-		if g.Known.Has(GPUHasXID) {
-			if !s.Known.Has(HasXID) || graverXID(g.XID, s.XID) {
-				s.XID = g.XID
-			}
-			s.XIDEvents += g.XIDEvents
-			s.Known |= HasXID
-		}
+		s.worst(ok, share, &s.PCIeShare, HasPCIe)
+		s.fullestOf(g, &fullest)
+		s.addXID(g)
 	}
+}
+
+// worst keeps the larger of a number and what is known of it.
+func (s *Sample) worst(known bool, v float64, to *float64, has Mask) {
+	if known && !math.IsNaN(v) {
+		*to = max(*to, v)
+		s.Known |= has
+	}
+}
+
+// fullestOf keeps the framebuffer of the GPU with the largest share in use. One
+// whose total is unknown counts only beside others like it.
+func (s *Sample) fullestOf(g *GPU, fullest *float64) {
+	if !g.Known.Has(GPUHasFBUsed) || math.IsNaN(g.FBUsedMiB) {
+		return
+	}
+	total := g.Known.Has(GPUHasFBTotal) && g.FBTotalMiB > 0
+	full := g.FBUsedMiB
+	switch {
+	case total:
+		full /= g.FBTotalMiB
+	case s.Known.Has(HasFBTotal):
+		return
+	}
+	if full <= *fullest && total == s.Known.Has(HasFBTotal) {
+		return
+	}
+	*fullest = full
+	s.FBUsedMiB, s.FBTotalMiB = g.FBUsedMiB, 0
+	s.Known |= HasFBUsed
+	if total {
+		s.FBTotalMiB = g.FBTotalMiB
+		s.Known |= HasFBTotal
+	}
+}
+
+// addXID keeps the gravest code, and the events of the GPUs in its class.
+func (s *Sample) addXID(g *GPU) {
+	if !g.Known.Has(GPUHasXID) {
+		return
+	}
+	class, worst := ClassifyXID(g.XID), ClassifyXID(s.XID)
+	switch {
+	case !s.Known.Has(HasXID) || class > worst:
+		s.XID, s.XIDEvents = g.XID, g.XIDEvents
+	case class == worst:
+		s.XID = max(s.XID, g.XID)
+		s.XIDEvents += g.XIDEvents
+	}
+	s.Known |= HasXID
 }
 
 func graverXID(a, b int) bool {

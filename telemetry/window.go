@@ -453,11 +453,24 @@ func (w *Window) XID() (code int, since time.Time) { return w.xid, w.xidSince }
 func (w *Window) noteXID(s *Sample) {
 	switch {
 	case s.Known.Has(HasXID):
-		if w.gpuSeen && (s.XID != w.xid || s.XIDEvents > w.xidEvents) {
+		if w.gpuSeen && w.xidIsNews(s) {
 			w.xidSince = s.At
 		}
 		w.xid, w.xidEvents, w.gpuSeen = s.XID, s.XIDEvents, true
 	case s.Known.HasGPU():
 		w.gpuSeen = true
 	}
+}
+
+// xidIsNews tells by the count where there is one: of several GPUs' codes the
+// gravest may go away and leave another that has long stood. Where the count did
+// not rise, as when it began anew, only a graver code is news.
+func (w *Window) xidIsNews(s *Sample) bool {
+	switch {
+	case s.XIDEvents > w.xidEvents:
+		return true
+	case s.XIDEvents == 0 && w.xidEvents == 0:
+		return s.XID != w.xid
+	}
+	return graverXID(s.XID, w.xid)
 }

@@ -246,7 +246,7 @@ func TestWindowFiguresAreSane(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "n") {
 			now += rapid.IntRange(-1, 3).Draw(t, "step")
 			s := working(now, rapid.Float64Range(0, 100).Draw(t, "tokens"))
-			s.Known = Mask(rapid.Uint32Range(0, 1<<15-1).Draw(t, "known"))
+			s.Known = Mask(rapid.Uint32Range(0, 1<<19-1).Draw(t, "known"))
 			w.Add(s)
 		}
 		if w.Age(at(now)) < 0 {
