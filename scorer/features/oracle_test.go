@@ -185,7 +185,10 @@ func oracleXID(list []telemetry.Sample) *time.Time {
 		}
 		newest = s.At
 		if s.Known.Has(telemetry.HasXID) {
-			if seen && (s.XID != code || s.XIDEvents > events) {
+			old, fresh := telemetry.ClassifyXID(code), telemetry.ClassifyXID(s.XID)
+			counts := s.XIDEvents > 0 || events > 0
+			graver := fresh > old || fresh == old && s.XID > code
+			if seen && (s.XIDEvents > events || counts && graver || !counts && s.XID != code) {
 				at := s.At
 				since = &at
 			}
