@@ -34,9 +34,10 @@ const (
 	StateEjected         // risk above RiskEject, or a hard fault
 	StateProbe           // readmitted, slow start running
 	StateUnknown         // no telemetry young enough to judge
+	StateDraining        // taken out of service by the config: running requests end, no new ones
 )
 
-var stateNames = [...]string{"invalid", "neutral", "preferred", "ejected", "probe", "unknown"}
+var stateNames = [...]string{"invalid", "neutral", "preferred", "ejected", "probe", "unknown", "draining"}
 
 func (s State) String() string { return name(stateNames[:], uint8(s)) }
 

@@ -91,10 +91,14 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 			if weight != nil {
 				w = weight(key)
 			}
-			pool.Endpoints = append(pool.Endpoints, plan.EndpointInput{
+			in := plan.EndpointInput{
 				Address: e.Address, Slot: s.ledger.Load().Slot(key), Weight: w,
 				MaxInFlight: int32(p.MaxInFlight), KVFree: -1, State: fleet.StateNeutral,
-			})
+			}
+			if e.Drain {
+				in.State = fleet.StateDraining
+			}
+			pool.Endpoints = append(pool.Endpoints, in)
 		}
 		in.Pools = append(in.Pools, pool)
 	}

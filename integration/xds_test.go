@@ -29,12 +29,13 @@ import (
 )
 
 // adsPlane is an xds.Server of this process that can be killed and started
-// again. ext_proc and the access log are dead in these tests: nothing but the
-// pushed configuration steers.
+// again. Unless the runtime says otherwise, ext_proc and the access log are
+// dead: nothing but the pushed configuration steers.
 type adsPlane struct {
 	t       *testing.T
 	dir     string
 	address fleet.Address
+	runtime envoy.Runtime
 	options xds.Options
 	server  *xds.Server
 	stop    func()
@@ -46,11 +47,22 @@ type adsPlane struct {
 
 func newADSPlane(t *testing.T, tcp bool, first *fleet.Config, edit ...func(*xds.Options)) *adsPlane {
 	t.Helper()
-	p := &adsPlane{t: t, dir: envoytest.ShortTempDir(t), pushes: map[string]int{}, events: map[xds.EventKind]int{}}
-	p.address = fleet.Address{Path: filepath.Join(p.dir, "xds")}
+	p := newDeadPlane(t)
 	if tcp {
 		p.address = fleet.Address{Host: envoytest.FreeAddr(t).String()}
 	}
+	for _, e := range edit {
+		e(&p.options)
+	}
+	p.start(first)
+	return p
+}
+
+// newDeadPlane is one that is still to be started.
+func newDeadPlane(t *testing.T) *adsPlane {
+	t.Helper()
+	p := &adsPlane{t: t, dir: envoytest.ShortTempDir(t), runtime: nobody(t), pushes: map[string]int{}, events: map[xds.EventKind]int{}}
+	p.address = fleet.Address{Path: filepath.Join(p.dir, "xds")}
 	p.options.Observe = func(e xds.Event) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -59,10 +71,6 @@ func newADSPlane(t *testing.T, tcp bool, first *fleet.Config, edit ...func(*xds.
 			p.pushes[e.TypeURL[strings.LastIndexByte(e.TypeURL, '.')+1:]]++
 		}
 	}
-	for _, e := range edit {
-		e(&p.options)
-	}
-	p.start(first)
 	t.Cleanup(func() { p.kill() })
 	return p
 }
@@ -96,8 +104,7 @@ func (p *adsPlane) kill() {
 
 func (p *adsPlane) submit(cfg *fleet.Config) {
 	p.t.Helper()
-	dead := func(name string) fleet.Address { return fleet.Address{Path: filepath.Join(p.dir, name)} }
-	if err := p.server.Submit(xds.Target{Config: cfg, Runtime: envoy.Runtime{ExtProc: dead("ep"), AccessLog: dead("al")}}); err != nil {
+	if err := p.server.Submit(xds.Target{Config: cfg, Runtime: p.runtime}); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -49,7 +49,7 @@ func compileAdvice(r *route, pools []PoolInput) routeAdvice {
 		}
 		counted[id] = true
 		for _, e := range pools[id].Endpoints {
-			if e.Weight <= 0 {
+			if e.weight() <= 0 {
 				continue
 			}
 			limit := e.MaxInFlight

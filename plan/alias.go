@@ -68,7 +68,7 @@ func candidates(in []EndpointInput, need fleet.Tokens) []int32 {
 	out := make([]int32, 0, len(in))
 	for i := range in {
 		e := &in[i]
-		if e.Weight > 0 && (e.KVFree < 0 || e.KVFree >= need) {
+		if e.weight() > 0 && (e.KVFree < 0 || e.KVFree >= need) {
 			out = append(out, int32(i))
 		}
 	}

@@ -30,6 +30,10 @@ type pool struct {
 	name      string
 	endpoints []endpoint
 	addresses []address
+	// serving lists the endpoints that don't drain, if any of the pool drains.
+	serving []int32
+	// drains is true when any endpoint drains.
+	drains bool
 	// tables holds one table per burst level; nil in a pool without any
 	// endpoint of weight > 0. Levels with equal candidates share one table.
 	tables [fleet.BurstLevels]*table
@@ -147,7 +151,11 @@ func (pl *pool) compile(in *PoolInput) error {
 			return fmt.Errorf("endpoint %d: address %s occurs twice", i, e.Address)
 		}
 		seen[e.Address] = struct{}{}
+		pl.drains = pl.drains || e.State == fleet.StateDraining
 		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight, kv: kvRoom(e.KVFree)}
+	}
+	if pl.drains {
+		pl.serving = serving(in.Endpoints)
 	}
 	pl.addresses = formatAddresses(in.Endpoints)
 	pl.tables = levelTables(in.Endpoints)
@@ -172,6 +180,17 @@ func checkEndpoint(e *EndpointInput) error {
 		return fmt.Errorf("free KV tokens are %d; accepted: at least 0, or -1 for unknown", e.KVFree)
 	}
 	return nil
+}
+
+// serving lists the endpoints that don't drain.
+func serving(in []EndpointInput) []int32 {
+	out := make([]int32, 0, len(in))
+	for i := range in {
+		if in[i].State != fleet.StateDraining {
+			out = append(out, int32(i))
+		}
+	}
+	return out
 }
 
 // kvRoom is free KV cache as the hot path compares it; unknown is all there is.
@@ -204,7 +223,7 @@ func formatAddresses(in []EndpointInput) []address {
 // chosen.
 func allUnknown(in []EndpointInput) bool {
 	for i := range in {
-		if in[i].Weight > 0 && in[i].State != fleet.StateUnknown {
+		if in[i].weight() > 0 && in[i].State != fleet.StateUnknown {
 			return false
 		}
 	}

@@ -97,7 +97,8 @@ func leave(arm PoolID, why Reason) Decision {
 
 // decideLegacy leaves the choice to Envoy but sheds as for dynamic requests.
 // Envoy's own balancer knows nothing of our weights, so every endpoint of the
-// chain counts, also those of weight 0.
+// chain counts, also those of weight 0, but not those that drain, which Envoy
+// knows of.
 func (p *Plan) decideLegacy(r *route, c Class, w *wish) Decision {
 	if c.Generates {
 		ch, _ := r.chain(c.Arm) // all chains of a route have the same pools
@@ -108,18 +109,22 @@ func (p *Plan) decideLegacy(r *route, c Class, w *wish) Decision {
 	return leave(c.Arm, ReasonLegacy)
 }
 
-// everyEndpointFull is false for a chain without endpoints: such requests get
+// everyEndpointFull is false for a chain without endpoints that serve: such requests get
 // Envoy's own 503, since no capacity exists that could be waited for.
 func (p *Plan) everyEndpointFull(ch []PoolID, w *wish) bool {
 	w.need = 0 // Envoy's balancer knows nothing of KV caches
 	any := false
 	for _, id := range ch {
 		pl := &p.pools[id]
-		if len(pl.endpoints) == 0 {
+		n, candidate := len(pl.endpoints), pl.anyone
+		if pl.drains {
+			n, candidate = len(pl.serving), pl.anyServing
+		}
+		if n == 0 {
 			continue
 		}
 		any = true
-		if _, found := pl.findAble(len(pl.endpoints), w, pl.anyone); found {
+		if _, found := pl.findAble(n, w, candidate); found {
 			return false
 		}
 	}
@@ -230,8 +235,9 @@ func (pl *pool) findAble(n int, w *wish, candidate func(int) int32) (choice, boo
 	return choice{}, false
 }
 
-func (pl *pool) anyone(i int) int32    { return int32(i) }
-func (t *table) candidate(i int) int32 { return t.cells[i].self }
+func (pl *pool) anyone(i int) int32     { return int32(i) }
+func (pl *pool) anyServing(i int) int32 { return pl.serving[i] }
+func (t *table) candidate(i int) int32  { return t.cells[i].self }
 
 // leastLoaded takes the endpoint with the fewest own sends in flight out of a
 // few draws, whether or not it is at its limit.

@@ -91,7 +91,7 @@ func oracleSteer(in Inputs, chain []string, pos int, level fleet.BurstLevel, all
 	default:
 		out.reason = ReasonNoTelemetry
 		for _, e := range oraclePool(in, chain[0]).Endpoints {
-			if e.Weight > 0 && e.State != fleet.StateUnknown {
+			if e.Weight > 0 && e.State != fleet.StateUnknown && e.State != fleet.StateDraining {
 				out.reason = ReasonWeighted
 			}
 		}
@@ -139,7 +139,7 @@ func oracleRoomy(in Inputs, name string, c Class, free []int) []int {
 func oracleAble(in Inputs, name string, level fleet.BurstLevel) []int {
 	var weighted, fitting []int
 	for i, e := range oraclePool(in, name).Endpoints {
-		if e.Weight > 0 {
+		if e.Weight > 0 && e.State != fleet.StateDraining {
 			weighted = append(weighted, i)
 			if e.KVFree == -1 || e.KVFree >= level.UpperBudget() {
 				fitting = append(fitting, i)
@@ -156,6 +156,9 @@ func oracleAllFull(in Inputs, names []string, counts []int32) bool {
 	total := 0
 	for _, name := range names {
 		for _, e := range oraclePool(in, name).Endpoints {
+			if e.State == fleet.StateDraining {
+				continue
+			}
 			total++
 			if e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight {
 				return false

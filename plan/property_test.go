@@ -35,7 +35,7 @@ func drawInputs(t *rapid.T) Inputs {
 				MaxInFlight: rapid.SampledFrom([]int32{0, 1, 2, 4}).Draw(t, "max"),
 				KVFree:      rapid.SampledFrom([]fleet.Tokens{-1, 0, 100, 600, 5000}).Draw(t, "kv"),
 				Risk:        fleet.Risk(rapid.Float64Range(0, 1).Draw(t, "risk")),
-				State:       rapid.SampledFrom([]fleet.State{fleet.StateNeutral, fleet.StateUnknown}).Draw(t, "state"),
+				State:       rapid.SampledFrom([]fleet.State{fleet.StateNeutral, fleet.StateNeutral, fleet.StateUnknown, fleet.StateDraining}).Draw(t, "state"),
 			})
 			slot++
 		}

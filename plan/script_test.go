@@ -131,6 +131,8 @@ func (s *script) endpoint(address string, args map[string]string) error {
 			e.State = fleet.StateUnknown
 		case key == "state" && value == "ejected":
 			e.State = fleet.StateEjected
+		case key == "state" && value == "draining":
+			e.State = fleet.StateDraining
 		case err != nil:
 			return err
 		case key == "weight":

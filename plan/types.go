@@ -36,14 +36,25 @@ type EndpointInput struct {
 	// the process.
 	Slot uint32
 	// Weight ≥ 0 is the share of new requests relative to the pool's other
-	// endpoints; 0 means none (ejected or draining).
+	// endpoints; 0 means none. In StateDraining it counts as 0.
 	Weight float64
 	// MaxInFlight bounds concurrent attempts; 0 means unlimited.
 	MaxInFlight int32
 	// KVFree is the free part of the KV cache in tokens, or −1 if unknown.
 	KVFree fleet.Tokens
 	Risk   fleet.Risk
-	State  fleet.State
+	// State StateDraining keeps the endpoint out of every choice, also where
+	// nothing else is left: who drains a server wants to stop it. It is no room
+	// for requests that Envoy steers either, since Envoy is told the same.
+	State fleet.State
+}
+
+// weight is the endpoint's weight in the tables.
+func (e *EndpointInput) weight() float64 {
+	if e.State == fleet.StateDraining {
+		return 0
+	}
+	return e.Weight
 }
 
 // RouteInput is one route at one tick.
