@@ -33,16 +33,70 @@ type Fleet struct {
 	// Compiled is when that plan was made.
 	Compiled time.Time `json:"compiled,omitzero"`
 	Scorer   string    `json:"scorer"`
-	Pools    []Pool    `json:"pools"`
+	// Model identifies the trained model in force: the first digits of its
+	// file's SHA-256; "" where the formula scores.
+	Model string `json:"model,omitempty"`
+	Pools []Pool `json:"pools"`
+	Nodes []Node `json:"nodes"`
+}
+
+// Node is one machine: those with the same `node` in the config, else the host
+// of their address.
+type Node struct {
+	Name string `json:"name"`
+	// Ready is true when an endpoint on it has telemetry young enough to judge,
+	// none of them is out for a fault of its GPU, and its agent, where its pool
+	// takes pushed telemetry, is connected. Why says what is missing.
+	Ready bool   `json:"ready"`
+	Why   string `json:"why,omitempty"`
+	// Agent is nil where no agent has pushed.
+	Agent *Agent `json:"agent,omitempty"`
+}
+
+// Agent is what the node's agent last said.
+type Agent struct {
+	Connected bool   `json:"connected"`
+	Epoch     uint32 `json:"epoch"`
+	// FrameAge is the age of its newest frame in seconds.
+	FrameAge float64 `json:"frame_age_s"`
+	Frames   uint64  `json:"frames"`
+	// Dropped are frames that the agent dropped because it was behind; Refused
+	// are parts of frames that serve did not take.
+	Dropped uint64 `json:"dropped"`
+	Refused uint64 `json:"refused"`
+	Error   string `json:"error,omitempty"`
+	GPUs    []GPU  `json:"gpus"`
+}
+
+// GPU is one GPU, or one MIG instance, of a node with an agent.
+type GPU struct {
+	ID        string `json:"id"`
+	Profile   string `json:"profile,omitempty"`
+	Model     string `json:"model,omitempty"`
+	Condition string `json:"condition"`
+	XID       int    `json:"xid"`
 }
 
 // Pool is one pool of a Fleet.
 type Pool struct {
-	Name      string     `json:"name"`
-	Tier      string     `json:"tier"`
-	Model     string     `json:"model,omitempty"`
-	Hardware  string     `json:"hardware,omitempty"`
-	Endpoints []Endpoint `json:"endpoints"`
+	Name     string `json:"name"`
+	Tier     string `json:"tier"`
+	Model    string `json:"model,omitempty"`
+	Hardware string `json:"hardware,omitempty"`
+	// Risk5s and Allocation5s are for scaling: mean and deviation over the last
+	// 5 s of the pool's mean risk, and of its KV growth in shares of capacity per
+	// second.
+	Risk5s       Summary    `json:"risk_5s"`
+	Allocation5s Summary    `json:"allocation_5s"`
+	Endpoints    []Endpoint `json:"endpoints"`
+}
+
+// Summary is a mean with its population standard deviation; N is how many
+// values it rests on.
+type Summary struct {
+	Mean      float64 `json:"mean"`
+	Deviation float64 `json:"deviation"`
+	N         int     `json:"n"`
 }
 
 // Endpoint is one endpoint of a Pool.
@@ -78,6 +132,15 @@ type Endpoint struct {
 	KVUsage        float64 `json:"kv_usage"`
 	Running        float64 `json:"running"`
 	Waiting        float64 `json:"waiting"`
+	// Allocation is the memory allocation rate over 1 s, in shares of the KV
+	// cache per second; AllocationMB the same in MB/s where the cache's size in
+	// bytes is known. −1 when unknown.
+	Allocation   float64 `json:"allocation_per_s"`
+	AllocationMB float64 `json:"allocation_mb_per_s"`
+	// Condition is what the GPUs' level signals say: ok, drain, eject, lost or
+	// unknown; XID the last code, 0 for none.
+	Condition string `json:"gpu_condition"`
+	XID       int    `json:"xid"`
 }
 
 // Split is the division of one route's requests among pools.

@@ -109,6 +109,41 @@ func runFleet(ctx context.Context, args []string, io stdio) error {
 		(*admin.Client).Fleet, showFleet)
 }
 
+func runNodes(ctx context.Context, args []string, io stdio) error {
+	return ask(ctx, args, io, "nodes", "Shows every machine: whether it is ready, what its agent last said, and its GPUs.",
+		(*admin.Client).Fleet, showNodes)
+}
+
+func showNodes(w io.Writer, format string, f admin.Fleet) error {
+	return show(w, format, f.Nodes, "NODE\tREADY\tAGENT\tFRAME AGE\tDROPPED\tREFUSED\tGPU\tMODEL\tCONDITION\tXID\tWHY", func(w io.Writer) {
+		for _, n := range f.Nodes {
+			ready := "no"
+			if n.Ready {
+				ready = "yes"
+			}
+			if n.Agent == nil {
+				fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t-\t-\t\t\t\t%s\n", n.Name, ready, n.Why)
+				continue
+			}
+			a, why := n.Agent, n.Why
+			if a.Error != "" {
+				why = strings.TrimPrefix(why+": "+a.Error, ": ")
+			}
+			agent := "away"
+			if a.Connected {
+				agent = "connected"
+			}
+			head := fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d", n.Name, ready, agent, seconds(a.FrameAge), a.Dropped, a.Refused)
+			if len(a.GPUs) == 0 {
+				fmt.Fprintf(w, "%s\t-\t\t\t\t%s\n", head, why)
+			}
+			for _, g := range a.GPUs {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\n", head, g.ID, strings.TrimSpace(g.Model+" "+g.Profile), g.Condition, g.XID, why)
+			}
+		}
+	})
+}
+
 func showProxies(w io.Writer, format string, proxies []admin.Proxy) error {
 	return show(w, format, proxies, "NODE\tGROUP\tLISTEN\tCONNECTED\tTYPE\tSTATE\tREASON", func(w io.Writer) {
 		for _, p := range proxies {
@@ -127,18 +162,30 @@ func showProxies(w io.Writer, format string, proxies []admin.Proxy) error {
 }
 
 func showFleet(w io.Writer, format string, f admin.Fleet) error {
-	return show(w, format, f, "POOL\tENDPOINT\tADDRESS\tRISK\tSTATE\tSHARE\tIN FLIGHT\tERRORS\tHEADERS\tKV\tRUNNING\tWAITING\tAGE\tWHY", func(w io.Writer) {
+	return show(w, format, f, "POOL\tENDPOINT\tADDRESS\tRISK\tSTATE\tSHARE\tIN FLIGHT\tERRORS\tHEADERS\tKV\tRUNNING\tWAITING\tAGE\tGPU\tWHY", func(w io.Writer) {
 		for _, p := range f.Pools {
 			for _, e := range p.Endpoints {
 				risk := "-"
 				if e.Known {
 					risk = strconv.FormatFloat(e.Risk, 'f', 2, 64)
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%d/%d\t%s\t%.2f\t%.0f\t%.0f\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
-					e.State, 100*e.Share, e.InFlight, e.Errors5s, e.Attempts5s, seconds(e.HeaderMillis/1000), e.KVUsage, e.Running, e.Waiting, seconds(e.TelemetryAge), why(e))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%d/%d\t%s\t%.2f\t%.0f\t%.0f\t%s\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
+					e.State, 100*e.Share, e.InFlight, e.Errors5s, e.Attempts5s, seconds(e.HeaderMillis/1000), e.KVUsage, e.Running, e.Waiting, seconds(e.TelemetryAge), gpuWord(e), why(e))
 			}
 		}
 	})
+}
+
+// gpuWord is what is known of the endpoint's GPUs in a word, with the last XID.
+func gpuWord(e admin.Endpoint) string {
+	word := e.Condition
+	if word == "" || word == "unknown" {
+		word = "-"
+	}
+	if e.XID != 0 {
+		word += fmt.Sprintf(" (XID %d)", e.XID)
+	}
+	return word
 }
 
 // why joins what the state rests on with what is wrong with the telemetry.

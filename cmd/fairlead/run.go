@@ -13,10 +13,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/telemetry/sim"
 )
 
+// What the flags that choose the risk model say of themselves.
+const (
+	scorerUsage = "risk `model`: formula, or xgb for the trained one"
+	modelUsage  = "with --scorer xgb: an XGBoost model `file` (JSON or UBJSON) in place of the one that comes with the program; watched"
+)
+
 func runServe(ctx context.Context, args []string, io stdio) error {
 	flags := newFlags("serve", "", "Runs the control plane until interrupted. A good change of the config file is published at once.", io)
 	file := flags.String("f", "fairlead.yaml", "the config `file`")
-	scorer := flags.String("scorer", "formula", "risk `model`: formula")
+	scorer := flags.String("scorer", "formula", scorerUsage)
+	model := flags.String("model", "", modelUsage)
 	log := registerLog(flags.String)
 	if err := parse(flags, args, 0); err != nil {
 		return err
@@ -33,7 +40,7 @@ func runServe(ctx context.Context, args []string, io stdio) error {
 	if err != nil {
 		return err
 	}
-	server, err := serve.New(serve.Options{Config: cfg, ConfigPath: path, Scorer: *scorer, Log: logger})
+	server, err := serve.New(serve.Options{Config: cfg, ConfigPath: path, Scorer: *scorer, ModelPath: *model, Log: logger})
 	if err != nil {
 		return err
 	}

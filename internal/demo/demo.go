@@ -48,7 +48,10 @@ type Options struct {
 	Warmup   time.Duration
 	Strategy fleet.Strategy
 	Scorer   string
-	Seed     uint64
+	// Model is a trained model's file for the scorer xgb; "" is the one that
+	// comes with the program.
+	Model string
+	Seed  uint64
 	// Faults are injected relative to the start of the load.
 	Faults []Fault
 	// OnResult, if set, also sees every result; it is called from many
@@ -180,7 +183,7 @@ func (s *stack) startServe(o Options) error {
 		return err
 	}
 	s.config = cfg
-	if s.serve, err = serve.New(serve.Options{Config: cfg, Scorer: o.Scorer, Log: o.Log}); err != nil {
+	if s.serve, err = serve.New(serve.Options{Config: cfg, Scorer: o.Scorer, ModelPath: o.Model, Log: o.Log}); err != nil {
 		return err
 	}
 	if err := s.serve.Listen(); err != nil {

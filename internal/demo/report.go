@@ -42,7 +42,11 @@ type Second struct {
 	Kind     string  `json:"kind"` // "second"
 	Elapsed  float64 `json:"elapsed_s"`
 	Strategy string  `json:"strategy"`
-	Sidecars int     `json:"sidecars"`
+	// Scorer is the risk model in force; Model the first digits of a trained
+	// model's SHA-256.
+	Scorer   string `json:"scorer"`
+	Model    string `json:"model,omitempty"`
+	Sidecars int    `json:"sidecars"`
 	// Unserved counts answers that came from no server: refusals and errors of
 	// Envoy's or Fairlead's own, and requests that a sidecar took along.
 	Unserved int      `json:"unserved"`
@@ -52,7 +56,7 @@ type Second struct {
 
 // secondOf joins the fleet's state with the answers of the last second.
 func secondOf(f admin.Fleet, split map[string]float64, answers map[string]*bucket, took time.Duration) Second {
-	s := Second{Kind: "second"}
+	s := Second{Kind: "second", Scorer: f.Scorer, Model: f.Model}
 	for _, p := range f.Pools {
 		pool := Row{Pool: p.Name, Weight: split[p.Name]}
 		var all bucket
@@ -142,7 +146,11 @@ func (l *lines) Second(s Second) {
 	if l.redraw && l.printed > 0 {
 		fmt.Fprintf(&out, "\x1b[%dA\x1b[J", l.printed)
 	}
-	fmt.Fprintf(&out, "t=%3.0fs strategy=%s sidecars=%d unserved=%d\n", s.Elapsed, s.Strategy, s.Sidecars, s.Unserved)
+	scorer := s.Scorer
+	if s.Model != "" {
+		scorer += "/" + s.Model
+	}
+	fmt.Fprintf(&out, "t=%3.0fs strategy=%s scorer=%s sidecars=%d unserved=%d\n", s.Elapsed, s.Strategy, scorer, s.Sidecars, s.Unserved)
 	fmt.Fprintf(&out, rowFormat, "POOL", "ENDPOINT", "RISK", "STATE", "WEIGHT", "INFLIGHT", "REQ/S", "TTFT p50", "p99", "HEADERS", "ERRORS", "429")
 	for _, r := range s.Rows {
 		fmt.Fprintf(&out, rowFormat, r.Pool, dash(r.Endpoint), number(r.Risk, "%.2f"), dash(r.State), fmt.Sprintf("%.0f %%", 100*r.Weight),

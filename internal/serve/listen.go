@@ -36,7 +36,11 @@ func (s *Server) Listen() (err error) {
 		{"serve.extproc", cfg.Serve.ExtProc, &s.listeners.extproc},
 		{"serve.accessLog", cfg.Serve.AccessLog, &s.listeners.accessLog},
 		{"serve.admin", cfg.Serve.Admin, &s.listeners.admin},
+		{"serve.push", cfg.Serve.Push.Address, &s.listeners.push},
 	} {
+		if l.address == (fleet.Address{}) {
+			continue // push, which is optional
+		}
 		if *l.to, err = listen(l.what, l.address); err != nil {
 			return err
 		}
@@ -48,7 +52,7 @@ func (s *Server) closeListeners() {
 	if s.lock != nil {
 		_ = s.lock.Close()
 	}
-	for _, l := range []net.Listener{s.listeners.xds, s.listeners.extproc, s.listeners.accessLog, s.listeners.admin} {
+	for _, l := range []net.Listener{s.listeners.xds, s.listeners.extproc, s.listeners.accessLog, s.listeners.admin, s.listeners.push} {
 		if l != nil {
 			_ = l.Close()
 		}

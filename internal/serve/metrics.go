@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
 )
 
@@ -126,6 +126,7 @@ type metrics struct {
 	xds       *labels[xdsKey]
 	accessLog *labels[string]
 	reloads   *labels[string]
+	models    *labels[string]
 	attempts  *labels[attemptKey]
 	ended     *labels[endKey]
 	// anomalies counts requests that something was wrong with; they go on.
@@ -133,9 +134,10 @@ type metrics struct {
 }
 
 // newMetrics builds the instruments; view gives the state that gauges show,
-// scraped the scraper's counts, dropped the ledger's attempts that
-// found no room, faulty whether the config file is one that was refused.
-func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, dropped func() uint64, faulty func() bool) (*metrics, error) {
+// scraped the scraper's counts, pushed those of the agents' frames, dropped the ledger's attempts that
+// found no room, faulty and modelRefused whether the config or the model file is
+// one that was refused.
+func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() push.Counters, dropped func() uint64, faulty, modelRefused func() bool) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
@@ -151,6 +153,7 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, dropped
 		xds:       newLabels(xdsKey{"other", "other"}),
 		accessLog: newLabels("other"),
 		reloads:   newLabels("other"),
+		models:    newLabels("other"),
 		attempts:  newLabels(attemptKey{"other", "other"}),
 		ended:     newLabels(endKey{"other", "other"}),
 		anomalies: newLabels("other"),
@@ -168,13 +171,15 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, dropped
 	if err != nil {
 		return nil, err
 	}
-	if err := m.observeCounters(meter, scraped, dropped); err != nil {
+	if err := m.observeCounters(meter, scraped, pushed, dropped); err != nil {
 		return nil, err
 	}
-	return m, errors.Join(observeFleet(meter, view), observeConfig(meter, faulty))
+	return m, errors.Join(observeFleet(meter, view),
+		observeFlag(meter, "fairlead.config.refused", "1 while the config file is one that was refused: the last good one is in force.", faulty),
+		observeFlag(meter, "fairlead.model.refused", "1 while the model file is one that was refused: the last good model scores.", modelRefused))
 }
 
-func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, dropped func() uint64) error {
+func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() push.Counters, dropped func() uint64) error {
 	counter := func(name, description string, observe func(metric.Int64Observer)) error {
 		_, err := meter.Int64ObservableCounter(name, metric.WithDescription(description),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -216,9 +221,18 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		}},
 		{"fairlead.accesslog.entries", "Access-log entries received, by kind. A stream that ended may have taken entries with it.", single(m.accessLog, "kind")},
 		{"fairlead.config.reloads", "Changes of the config file, by result.", single(m.reloads, "result")},
+		{"fairlead.model.reloads", "Changes of the model file, by result.", single(m.models, "result")},
 		{"fairlead.request.anomalies", "Requests with an unknown strategy or a temperature or top_k out of range, and ext_proc messages that could not be read; they go on.", single(m.anomalies, "kind")},
 		{"fairlead.ledger.dropped", "Attempts that were not counted as in flight because the ledger was full.", func(o metric.Int64Observer) {
 			o.Observe(int64(dropped()))
+		}},
+		{"fairlead.push.events", "Frames of agents and what became of them: streams and frames refused, endpoints not taken, values that could not be true, frames that agents dropped.", func(o metric.Int64Observer) {
+			c := pushed()
+			for kind, n := range map[string]uint64{"streams": c.Streams, "streams_refused": c.StreamsRefused, "streams_replaced": c.StreamsReplaced,
+				"frames": c.Frames, "frames_refused": c.FramesRefused, "readings": c.Readings, "endpoints_refused": c.Refused,
+				"rejected_values": c.Rejected, "dropped_by_agents": c.Dropped} {
+				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
+			}
 		}},
 		{"fairlead.scrape.events", "Metrics pages asked for, failures, lines and numbers that could not be used.", func(o metric.Int64Observer) {
 			c := scraped()
@@ -234,73 +248,11 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 	return nil
 }
 
-func observeConfig(meter metric.Meter, faulty func() bool) error {
-	_, err := meter.Int64ObservableGauge("fairlead.config.refused", metric.WithDescription("1 while the config file is one that was refused: the last good one is in force."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			if faulty() {
-				o.Observe(1)
-			} else {
-				o.Observe(0)
-			}
+func observeFlag(meter metric.Meter, name, description string, set func() bool) error {
+	_, err := meter.Float64ObservableGauge(name, metric.WithDescription(description),
+		metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
+			o.Observe(oneIf(set()))
 			return nil
 		}))
-	return err
-}
-
-// observeFleet exports risk, state, weight, in-flight and telemetry age of
-// every endpoint, and the age of the plan in ticks.
-func observeFleet(meter metric.Meter, view func() admin.Fleet) error {
-	gauge := func(name, unit, description string) (metric.Float64ObservableGauge, error) {
-		return meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
-	}
-	risk, err := gauge("fairlead.endpoint.risk", "", "Risk of the endpoint, 0 to 1.")
-	if err != nil {
-		return err
-	}
-	weight, err := gauge("fairlead.endpoint.share", "", "Part of the pool's new requests that the plan sends to the endpoint, 0 to 1.")
-	if err != nil {
-		return err
-	}
-	inFlight, err := gauge("fairlead.endpoint.in_flight", "{request}", "Attempts running on the endpoint.")
-	if err != nil {
-		return err
-	}
-	age, err := gauge("fairlead.telemetry.age", "s", "Age of the newest numbers, by source; of the model server only numbers that still move count.")
-	if err != nil {
-		return err
-	}
-	state, err := gauge("fairlead.endpoint.state", "", "1 for the state that the endpoint is in.")
-	if err != nil {
-		return err
-	}
-	plan, err := gauge("fairlead.plan.age", "s", "Time since the plan in force was compiled.")
-	if err != nil {
-		return err
-	}
-	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		f := view()
-		if f.Plan != "" {
-			o.ObserveFloat64(plan, time.Since(f.Compiled).Seconds())
-		}
-		for _, p := range f.Pools {
-			for _, e := range p.Endpoints {
-				at := metric.WithAttributes(attribute.String("pool", p.Name), attribute.String("endpoint", e.Name))
-				if e.Known {
-					o.ObserveFloat64(risk, e.Risk, at)
-				}
-				o.ObserveFloat64(weight, e.Share, at)
-				o.ObserveFloat64(inFlight, float64(e.InFlight), at)
-				for source, seconds := range map[string]float64{"engine": e.TelemetryAge, "gpu": e.GPUAge} {
-					if seconds >= 0 {
-						o.ObserveFloat64(age, seconds, metric.WithAttributes(attribute.String("pool", p.Name),
-							attribute.String("endpoint", e.Name), attribute.String("source", source)))
-					}
-				}
-				o.ObserveFloat64(state, 1, metric.WithAttributes(attribute.String("pool", p.Name),
-					attribute.String("endpoint", e.Name), attribute.String("state", e.State)))
-			}
-		}
-		return nil
-	}, risk, weight, inFlight, age, state, plan)
 	return err
 }

@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"fmt"
 	"sync"
 	"time"
 
@@ -10,16 +9,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/scorer"
+	"github.com/fairlead-proxy/fairlead/scorer/features"
 	"github.com/fairlead-proxy/fairlead/telemetry"
 )
-
-// modelByName returns a risk model.
-func modelByName(name string) (scorer.Model, error) {
-	if name == "" || name == "formula" {
-		return scorer.Formula(scorer.FormulaOptions{}), nil
-	}
-	return nil, fmt.Errorf("scorer %q; accepted: formula", name)
-}
 
 // maxReadings bounds what waits for the next tick; 1,000 endpoints deliver one
 // reading each per tick. Beyond it the oldest is dropped: the newest counts.
@@ -29,15 +21,18 @@ const maxReadings = 16_384
 // from other goroutines; step, called by the tick loop alone, turns them into
 // the inputs of a plan.
 type scoring struct {
-	model  scorer.Model
+	model  scoringModel // guarded by mu, as the judge
 	judge  *scorer.Judge
 	ledger *accesslog.Ledger
+	// agents tells what the nodes' agents said last, by node; nil where none can.
+	agents func() map[string]admin.Agent
 
 	mu        sync.Mutex
 	config    *fleet.Config
 	byHand    map[string]fleet.Split // splits that differ from the config's
 	readings  []telemetry.Reading
 	endpoints map[fleet.EndpointKey]*tracker
+	scaling   map[string]*scaling // by pool
 	ticks     uint64
 }
 
@@ -50,8 +45,16 @@ type tracker struct {
 	foreign foreign
 }
 
-func newScoring(model scorer.Model, ledger *accesslog.Ledger) *scoring {
+func newScoring(model scoringModel, ledger *accesslog.Ledger) *scoring {
 	return &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger}
+}
+
+// setModel replaces the risk model from the next tick on; states stay.
+func (s *scoring) setModel(model scoringModel) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.model = model
+	s.judge.SetModel(model)
 }
 
 // reconfigure follows a new config or new splits: endpoints that stay keep
@@ -68,7 +71,13 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 			}
 		}
 	}
-	s.config, s.byHand, s.endpoints = cfg, byHand, next
+	pools := map[string]*scaling{}
+	for _, p := range cfg.Pools {
+		if pools[p.Name] = s.scaling[p.Name]; pools[p.Name] == nil {
+			pools[p.Name] = &scaling{}
+		}
+	}
+	s.config, s.byHand, s.endpoints, s.scaling = cfg, byHand, next, pools
 }
 
 // read takes one reading; it never blocks for long.
@@ -121,7 +130,7 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 
 	verdicts := s.judge.Step(now, s.views())
 	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config, s.byHand)}
-	shown := admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name()}
+	shown := admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name(), Model: s.model.digest}
 	for i := range s.config.Pools {
 		p := &s.config.Pools[i]
 		input, pool := s.pool(now, p, verdicts[:len(p.Endpoints)])
@@ -132,6 +141,11 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 	for _, t := range s.endpoints {
 		t.ends.tick()
 	}
+	var agents map[string]admin.Agent
+	if s.agents != nil {
+		agents = s.agents()
+	}
+	shown.Nodes = nodesOf(s.config, shown.Pools, agents)
 	return inputs, shown
 }
 
@@ -177,7 +191,7 @@ func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) 
 			Address: e.Address, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
 			KVFree: v.KVFree, Risk: v.Risk, State: v.State,
 		})
-		row := s.row(now, s.endpoints[key], v)
+		row := s.row(now, s.endpoints[key], v, float64(p.KVBytesPerToken))
 		row.Name, row.Address, row.Node, row.Zone = e.Name, e.Address.String(), e.Node, e.Zone
 		row.Known = !v.Stale && p.Telemetry.Source != fleet.TelemetryNone
 		row.InFlight = s.ledger.InFlight(slot)
@@ -186,27 +200,73 @@ func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) 
 		}
 		shown.Endpoints = append(shown.Endpoints, row)
 	}
+	signals := s.scaling[p.Name]
+	signals.add(shown.Endpoints)
+	shown.Risk5s, shown.Allocation5s = signals.risk.show(), signals.allocation.show()
 	return input, shown
 }
 
 // row is what people see of one endpoint, as far as its own history tells.
-func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict) admin.Endpoint {
+func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float64) admin.Endpoint {
 	own := t.ends.own()
 	row := admin.Endpoint{
 		Risk: float64(v.Risk), State: v.State.String(), Why: v.Reason.String(), Weight: v.Weight,
 		TelemetryError: t.lastErr, Errors5s: own.Errors5s, Attempts5s: own.Attempts5s, HeaderMillis: -1, TelemetryAge: -1, GPUAge: -1,
+		Allocation: -1, AllocationMB: -1,
 	}
 	if d, ok := t.ends.headerTime(); ok {
 		row.HeaderMillis = float64(d.Microseconds()) / 1000
 	}
 	if latest, ok := t.window.Latest(); ok {
-		row.TelemetryAge = t.window.Age(now).Seconds()
+		if age := t.window.Age(now); age != telemetry.Never {
+			row.TelemetryAge = age.Seconds()
+		}
 		row.KVUsage, row.Running, row.Waiting = latest.KVUsage, latest.Running, latest.Waiting
 	}
-	if sample, ok := t.window.Last(telemetry.HasGPUUtil, now, time.Hour); ok {
-		row.GPUAge = now.Sub(sample.At).Seconds()
-	}
+	showGPU(&row, &t.window, now)
+	showAllocation(&row, &t.window, now, kvBytes)
 	return row
+}
+
+// showGPU fills what is known of the endpoint's GPUs.
+func showGPU(row *admin.Endpoint, w *telemetry.Window, now time.Time) {
+	for _, field := range []telemetry.Mask{telemetry.HasGPUUtil, telemetry.HasGRActive, telemetry.HasFBUsed} {
+		if sample, ok := w.Last(field, now, time.Hour); ok {
+			row.GPUAge = now.Sub(sample.At).Seconds()
+			break
+		}
+	}
+	row.Condition = telemetry.Condition(0).String()
+	if sample, ok := w.Last(telemetry.HasCondition, now, time.Hour); ok {
+		row.Condition = sample.Condition.String()
+	}
+	row.XID, _ = w.XID()
+}
+
+// megabyte is 10⁶ bytes: the alert thresholds of the field are in MB/s.
+const megabyte = 1e6
+
+// showAllocation fills the memory allocation rate: of the KV cache, or of the
+// framebuffer where the server tells no KV usage. kvBytes is what a token takes,
+// 0 if unknown.
+func showAllocation(row *admin.Endpoint, w *telemetry.Window, now time.Time, kvBytes float64) {
+	if _, ok := w.Last(telemetry.HasKVUsage, now, scorer.FreshAge); ok {
+		rate, ok := features.GrowthRate(w, telemetry.HasKVUsage, time.Second)
+		if !ok {
+			return
+		}
+		row.Allocation = rate
+		if tokens, ok := w.Newest(telemetry.HasKVTokens); ok && kvBytes > 0 {
+			row.AllocationMB = rate * tokens * kvBytes / megabyte
+		}
+		return
+	}
+	if s, ok := w.Last(telemetry.HasFBUsed|telemetry.HasFBTotal, now, scorer.FreshAge); ok && s.FBTotalMiB > 0 {
+		if rate, ok := features.GrowthRate(w, telemetry.HasFBUsed, time.Second); ok {
+			row.Allocation = rate
+			row.AllocationMB = rate * s.FBTotalMiB * (1 << 20) / megabyte
+		}
+	}
 }
 
 // routeInputs lays out every route's chain as the builders do: arms that are

@@ -32,6 +32,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/plan"
+	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
 	"github.com/fairlead-proxy/fairlead/xds"
 )
@@ -42,9 +43,13 @@ type Options struct {
 	// ConfigPath, if set, is watched: a good change is published, a faulty one
 	// changes nothing and is reported.
 	ConfigPath string
-	// Scorer names the risk model: "formula".
+	// Scorer names the risk model: "formula" (also "") or "xgb".
 	Scorer string
-	Log    *slog.Logger
+	// ModelPath, if set, is a trained model's file for "xgb" in place of the one
+	// that comes with the program. It is watched: a good change takes effect at
+	// the next tick, a faulty one changes nothing and is reported.
+	ModelPath string
+	Log       *slog.Logger
 }
 
 // Server is one process of serve. Build it with [New], then [Server.Listen],
@@ -53,6 +58,8 @@ type Server struct {
 	log        *slog.Logger
 	background context.Context // for log calls outside any request
 	configPath string
+	scorer     string // as the flag names it
+	modelPath  string
 
 	plan    atomic.Pointer[plan.Plan]
 	view    atomic.Pointer[admin.Fleet]
@@ -60,6 +67,7 @@ type Server struct {
 	ledger  *accesslog.Ledger
 	scoring *scoring
 	scraper *scrape.Scraper
+	push    *push.Server
 	publish *xds.Server
 	splits  *splits
 	extproc *extproc.Service
@@ -71,13 +79,15 @@ type Server struct {
 	reconfigure sync.Mutex
 	// faulty is true while the config file is one that was not taken.
 	faulty atomic.Bool
+	// modelRefused is true while the model file is one that was not taken.
+	modelRefused atomic.Bool
 	// refused counts 429s since the last line about them.
 	refused    atomic.Int64
 	refusedLog time.Time // owned by the tick loop
 
 	lock      *os.File // on the state folder
-	listeners struct{ xds, extproc, accessLog, admin net.Listener }
-	servers   struct{ xds, extproc, accessLog *grpc.Server }
+	listeners struct{ xds, extproc, accessLog, admin, push net.Listener }
+	servers   struct{ xds, extproc, accessLog, push *grpc.Server }
 	xdsHealth *health.Server
 	ready     atomic.Bool
 }
@@ -88,11 +98,11 @@ func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	model, err := modelByName(o.Scorer)
+	model, err := loadModel(o.Scorer, o.ModelPath)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{log: o.Log, background: context.Background(), configPath: o.ConfigPath}
+	s := &Server{log: o.Log, background: context.Background(), configPath: o.ConfigPath, scorer: o.Scorer, modelPath: o.ModelPath}
 	s.config.Store(o.Config)
 	s.view.Store(&admin.Fleet{Scorer: model.Name()})
 	s.ledger = accesslog.NewLedger(time.Now)
@@ -100,7 +110,8 @@ func New(o Options) (*Server, error) {
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() }, s.ledger.Dropped, s.faulty.Load); err != nil {
+	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() },
+		func() push.Counters { return s.push.Counters() }, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load); err != nil {
 		return nil, err
 	}
 	s.present = newPresence()
@@ -109,6 +120,9 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	s.scraper = scrape.New(scrape.Targets(o.Config.Pools), scrape.Options{})
+	if err := s.buildPush(o.Config); err != nil {
+		return nil, err
+	}
 	if err := s.buildServices(o.Config); err != nil {
 		return nil, err
 	}
@@ -189,6 +203,9 @@ func (s *Server) Run(ctx context.Context) error {
 	serveGRPC("xds", s.servers.xds, s.listeners.xds)
 	serveGRPC("extproc", s.servers.extproc, s.listeners.extproc)
 	serveGRPC("access log", s.servers.accessLog, s.listeners.accessLog)
+	if s.listeners.push != nil {
+		serveGRPC("push", s.servers.push, s.listeners.push)
+	}
 	http1 := &http.Server{Handler: s.handler, ReadHeaderTimeout: 5 * time.Second}
 	group.Go(func() error {
 		if err := http1.Serve(s.listeners.admin); err != nil && !errors.Is(err, http.ErrServerClosed) {
@@ -216,6 +233,12 @@ func (s *Server) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	if s.modelPath != "" {
+		part(running, func(ctx context.Context) error {
+			watchFile(ctx, s.modelPath, s.log, s.reloadModel)
+			return nil
+		})
+	}
 	s.extproc.SetServing(true)
 	s.ready.Store(true)
 	s.log.Info("serving", "xds", s.listeners.xds.Addr().String(), "extproc", s.listeners.extproc.Addr().String(),
@@ -240,6 +263,7 @@ func (s *Server) shutdown(http1 *http.Server, endPublishing func()) {
 	s.extproc.SetServing(false)
 	gracefully(s.servers.extproc)
 	gracefully(s.servers.accessLog)
+	gracefully(s.servers.push)
 	s.xdsHealth.Shutdown()
 	endPublishing() // ends the ADS streams with a status
 	gracefully(s.servers.xds)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -209,7 +210,7 @@ var errRestart = errors.New("changes under serve: take effect only after a resta
 func (s *Server) Reconfigure(cfg *fleet.Config) error {
 	s.reconfigure.Lock()
 	defer s.reconfigure.Unlock()
-	if cfg.Serve != s.config.Load().Serve {
+	if !reflect.DeepEqual(cfg.Serve, s.config.Load().Serve) {
 		return errRestart
 	}
 	if err := s.submit(cfg); err != nil {
@@ -217,6 +218,7 @@ func (s *Server) Reconfigure(cfg *fleet.Config) error {
 	}
 	s.config.Store(cfg)
 	s.scraper.SetTargets(scrape.Targets(cfg.Pools))
+	s.push.SetPools(cfg.Pools)
 	if err := s.endSplits(cfg); err != nil {
 		// The config is published all the same. What could not be written is
 		// only that some weights set by hand have ended, and a restart finds

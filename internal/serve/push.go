@@ -1,0 +1,68 @@
+package serve
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/telemetry/push"
+)
+
+// buildPush builds the server that agents push to. It exists also where the
+// config names no place for it, and then nobody can reach it.
+func (s *Server) buildPush(cfg *fleet.Config) error {
+	options := push.ServerLimits()
+	if tls := cfg.Serve.Push.TLS; tls != nil {
+		credentials, err := push.ServerCredentials(*tls)
+		if err != nil {
+			return fmt.Errorf("serve.push.tls: %w", err)
+		}
+		options = append(options, grpc.Creds(credentials))
+	}
+	s.push = push.NewServer(push.ServerOptions{Deliver: s.scoring.read, Log: s.log, RequireIdentity: cfg.Serve.Push.TLS != nil})
+	s.push.SetPools(cfg.Pools)
+	s.servers.push = grpc.NewServer(options...)
+	s.push.Register(s.servers.push)
+	s.scoring.agents = s.agents
+	return nil
+}
+
+// agents are what the nodes' agents said last, by node.
+func (s *Server) agents() map[string]admin.Agent {
+	nodes := s.push.Nodes()
+	out := make(map[string]admin.Agent, len(nodes))
+	for i := range nodes {
+		n := &nodes[i]
+		agent := admin.Agent{
+			Connected: n.Connected, Epoch: n.Epoch, FrameAge: n.Age.Seconds(),
+			Frames: n.Frames, Dropped: n.Dropped, Refused: n.Rejected, Error: agentError(n),
+			GPUs: make([]admin.GPU, 0, len(n.GPUs)),
+		}
+		for k := range n.GPUs {
+			g := &n.GPUs[k]
+			agent.GPUs = append(agent.GPUs, admin.GPU{ID: g.ID, Profile: g.Profile, Model: g.Model, Condition: g.Condition().String(), XID: g.XID})
+		}
+		out[n.Name] = agent
+	}
+	return out
+}
+
+// agentError joins what an agent could not read with what was not taken of it.
+func agentError(n *push.Node) string {
+	var parts []string
+	if n.Err != "" {
+		parts = append(parts, n.Err)
+	}
+	for _, e := range n.Endpoints {
+		if e.Err != "" {
+			parts = append(parts, e.Endpoint.String()+": "+e.Err)
+		}
+	}
+	for _, r := range n.Refused {
+		parts = append(parts, "not taken: "+r.Endpoint+": "+r.Reason)
+	}
+	return strings.Join(parts, "; ")
+}
