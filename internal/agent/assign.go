@@ -1,0 +1,154 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/telemetry"
+)
+
+// keepFor is how long a server keeps its GPUs after they could no longer be
+// found: long enough for a restart, in which a model server loads its weights
+// for minutes and comes back on the same GPUs.
+const keepFor = 5 * time.Minute
+
+// assignment is which GPUs one server has.
+type assignment struct {
+	gpus               []string
+	listeners, workers []int
+	// why says why there are no GPUs, or why they are not sure; "" if all is
+	// well.
+	why string
+	// confirmed is when the GPUs were last found.
+	confirmed time.Time
+	// logged is what the log said last.
+	logged string
+}
+
+// assignments holds them for all servers, in the config's order.
+type assignments struct {
+	servers []Server
+	list    []assignment
+	// rows are the ids of the GPUs that selectors were last held against.
+	rows []string
+	log  *slog.Logger
+}
+
+func newAssignments(servers []Server, log *slog.Logger) *assignments {
+	a := &assignments{servers: servers, list: make([]assignment, len(servers)), log: log}
+	for i := range a.list {
+		a.list[i].why = "not looked for yet"
+		a.list[i].logged = a.list[i].why
+	}
+	return a
+}
+
+// wantDiscovery reports whether any server's GPUs are not given by hand.
+func (a *assignments) wantDiscovery() bool {
+	return slices.ContainsFunc(a.servers, func(s Server) bool { return len(s.GPUs) == 0 })
+}
+
+// gpusAre takes the ids of the node's GPUs and finds those that the config
+// names. GPUs that were found once are kept while one of them is missing.
+func (a *assignments) gpusAre(now time.Time, gpus []telemetry.GPU) {
+	if slices.EqualFunc(gpus, a.rows, func(g telemetry.GPU, id string) bool { return g.ID == id }) {
+		return
+	}
+	a.rows = a.rows[:0]
+	for i := range gpus {
+		a.rows = append(a.rows, gpus[i].ID)
+	}
+	for i, s := range a.servers {
+		if len(s.GPUs) == 0 {
+			continue
+		}
+		x := &a.list[i]
+		found, why := resolve(s.GPUs, a.rows)
+		if x.why = why; why == "" {
+			x.gpus, x.confirmed = found, now
+		}
+		a.tell(i)
+	}
+}
+
+// resolve returns the ids that selectors select, or why they can't be told.
+func resolve(selectors []Selector, ids []string) (found []string, why string) {
+	for _, s := range selectors {
+		var uuids []string
+		for _, id := range ids {
+			uuid, instance, _ := strings.Cut(id, "/")
+			if strings.HasPrefix(uuid, s.uuid) && (s.instance == "" || s.instance == instance) {
+				found, uuids = append(found, id), append(uuids, uuid)
+			}
+		}
+		slices.Sort(uuids)
+		switch uuids = slices.Compact(uuids); {
+		case len(uuids) == 0:
+			return nil, fmt.Sprintf("%s is none of this node's GPUs", s)
+		case len(uuids) > 1:
+			return nil, fmt.Sprintf("%s begins %d of this node's GPUs; give more of it", s, len(uuids))
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), ""
+}
+
+// learn takes what discovery found.
+func (a *assignments) learn(now time.Time, found []Finding) {
+	for i, f := range found {
+		if len(a.servers[i].GPUs) > 0 {
+			continue
+		}
+		x := &a.list[i]
+		x.why, x.listeners, x.workers = f.Why, f.Listeners, f.Workers
+		switch {
+		case f.Why == "":
+			x.gpus, x.confirmed = f.GPUs, now
+		case now.Sub(x.confirmed) > keepFor || taken(x.gpus, i, found):
+			x.gpus = nil
+		}
+		a.tell(i)
+	}
+}
+
+// taken reports whether discovery found any of the GPUs at another server.
+func taken(gpus []string, but int, found []Finding) bool {
+	for i, f := range found {
+		if i != but && slices.ContainsFunc(f.GPUs, func(id string) bool { return slices.Contains(gpus, id) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// tell logs a server's GPUs if they are news.
+func (a *assignments) tell(i int) {
+	x := &a.list[i]
+	news := strings.Join(x.gpus, " ") + ";" + x.why
+	if news == x.logged {
+		return
+	}
+	x.logged = news
+	server := a.servers[i].Listen.String()
+	switch {
+	case x.why == "":
+		a.log.Info("server's GPUs", "server", server, "gpus", x.gpus)
+	case len(x.gpus) > 0:
+		a.log.Warn("server's GPUs can't be confirmed, the last known are kept", "server", server, "gpus", x.gpus, "reason", x.why)
+	default:
+		a.log.Warn("server's GPUs are unknown", "server", server, "reason", x.why)
+	}
+}
+
+// rowsOf returns the rows of these GPUs, appended to rows.
+func rowsOf(ids []string, gpus, rows []telemetry.GPU) []telemetry.GPU {
+	for i := range gpus {
+		if slices.Contains(ids, gpus[i].ID) {
+			rows = append(rows, gpus[i])
+		}
+	}
+	return rows
+}
