@@ -174,6 +174,10 @@ func event(r *request, v *verdict, took time.Duration) Event {
 		BudgetSource:    v.source,
 		Sampling:        r.sampling,
 		Took:            took,
+		Prompt:          v.class.Prompt,
+	}
+	if v.decision.Action == plan.ActionSteer {
+		e.Slot, e.Steered = v.plan.Slot(v.decision.Picks[0])
 	}
 	if v.info != nil {
 		e.Route = v.info.Name

@@ -65,6 +65,12 @@ type Event struct {
 	Budget          fleet.Tokens
 	BudgetSource    BudgetSource
 	Sampling        Sampling
+	// Prompt is the estimated length of the prompt; 0 if unknown.
+	Prompt fleet.Tokens
+	// Slot is the counter of the endpoint that the plan picked; only where
+	// Steered.
+	Slot    uint32
+	Steered bool
 	// Took is the time from the message's arrival to the finished answer.
 	Took time.Duration
 	// Failed: the message could not be read; only Took is set beside it.

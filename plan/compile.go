@@ -37,6 +37,9 @@ type pool struct {
 	// tables holds one table per burst level; nil in a pool without any
 	// endpoint of weight > 0. Levels with equal candidates share one table.
 	tables [fleet.BurstLevels]*table
+	// ring gives sessions their homes; empty in pools that no route with affinity
+	// uses.
+	ring ring
 	// steered is the reason of a plain choice in this pool.
 	steered Reason
 }
@@ -45,7 +48,13 @@ type endpoint struct {
 	slot uint32
 	max  int32 // 0: unlimited
 	kv   int32 // free tokens of the KV cache; unlimited when unknown
+	// calm is true when the endpoint's risk lets it take sessions.
+	calm bool
 }
+
+// affinityRisk is the risk from which an endpoint takes no request for the sake
+// of its session: half-way to trouble, a warm cache is no longer worth it.
+const affinityRisk = 0.5
 
 type address struct {
 	at   netip.AddrPort
@@ -62,6 +71,8 @@ type route struct {
 	// single is true when the split has one pool, so that it is known without
 	// being told.
 	single bool
+	// sticky is true when sessions have homes.
+	sticky bool
 	advice routeAdvice
 }
 
@@ -77,6 +88,8 @@ type RouteInfo struct {
 	// FirstTokenMillis, if not 0, is the per-attempt limit for streaming
 	// requests.
 	FirstTokenMillis uint32
+	// Affinity is AffinitySession where Class.Session counts.
+	Affinity fleet.Affinity
 }
 
 // maxItems bounds pools and routes, whose ids are 16 bits wide, and keeps
@@ -89,7 +102,7 @@ const (
 // Compile builds the plan of one tick. It copies all it keeps of in. It fails
 // only on inputs that no valid configuration and no healthy scorer can produce:
 // duplicate names or addresses, an invalid address, a weight or risk that is
-// not a finite number ≥ 0, a negative limit, a route with a pool that is not
+// not a finite number ≥ 0, a negative limit or count, a route with a pool that is not
 // there or without any pool. After an error the previous plan stays in use.
 func Compile(in Inputs) (*Plan, error) {
 	if len(in.Pools) > maxItems || len(in.Routes) > maxItems {
@@ -103,13 +116,14 @@ func Compile(in Inputs) (*Plan, error) {
 		poolIndex:  make(map[string]PoolID, len(in.Pools)),
 		routeIndex: make(map[string]RouteID, len(in.Routes)),
 	}
+	sticky := stickyPools(in.Routes)
 	for i := range in.Pools {
 		name := in.Pools[i].Name
 		if _, found := p.poolIndex[name]; found {
 			return nil, fmt.Errorf("compile plan: two pools are named %q", name)
 		}
 		p.poolIndex[name] = PoolID(i)
-		if err := p.pools[i].compile(&in.Pools[i]); err != nil {
+		if err := p.pools[i].compile(&in.Pools[i], sticky[name]); err != nil {
 			return nil, fmt.Errorf("compile plan: pool %q: %w", name, err)
 		}
 	}
@@ -134,7 +148,24 @@ func digest(in Inputs) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (pl *pool) compile(in *PoolInput) error {
+// stickyPools are the pools that requests with a session may go to.
+func stickyPools(routes []RouteInput) map[string]bool {
+	out := make(map[string]bool)
+	for i := range routes {
+		if routes[i].Affinity != fleet.AffinitySession {
+			continue
+		}
+		for _, name := range routes[i].Split {
+			out[name] = true
+		}
+		for _, name := range routes[i].Fallback {
+			out[name] = true
+		}
+	}
+	return out
+}
+
+func (pl *pool) compile(in *PoolInput, sticky bool) error {
 	n := len(in.Endpoints)
 	if n > maxEndpoints {
 		return fmt.Errorf("%d endpoints; accepted: at most %d", n, maxEndpoints)
@@ -152,13 +183,16 @@ func (pl *pool) compile(in *PoolInput) error {
 		}
 		seen[e.Address] = struct{}{}
 		pl.drains = pl.drains || e.State == fleet.StateDraining
-		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight, kv: kvRoom(e.KVFree)}
+		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight, kv: kvRoom(e.KVFree), calm: e.Risk < affinityRisk}
 	}
 	if pl.drains {
 		pl.serving = serving(in.Endpoints)
 	}
 	pl.addresses = formatAddresses(in.Endpoints)
 	pl.tables = levelTables(in.Endpoints)
+	if sticky {
+		pl.ring = newRing(in.Endpoints, candidates(in.Endpoints, math.MinInt64))
+	}
 	pl.steered = ReasonWeighted
 	if allUnknown(in.Endpoints) {
 		pl.steered = ReasonNoTelemetry
@@ -176,6 +210,8 @@ func checkEndpoint(e *EndpointInput) error {
 		return fmt.Errorf("risk is %v; accepted: 0 to 1", float64(e.Risk))
 	case e.MaxInFlight < 0:
 		return fmt.Errorf("limit in flight is %d; accepted: at least 0 (0 is unlimited)", e.MaxInFlight)
+	case e.InFlight < 0:
+		return fmt.Errorf("%d attempts in flight; accepted: at least 0", e.InFlight)
 	case e.KVFree < -1:
 		return fmt.Errorf("free KV tokens are %d; accepted: at least 0, or -1 for unknown", e.KVFree)
 	}
@@ -249,6 +285,7 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 	}
 	r.chains = chainsOf(split, fallback)
 	r.single = len(split) == 1
+	r.sticky = in.Affinity == fleet.AffinitySession
 	r.info = RouteInfo{
 		Name:             in.Name,
 		Dialect:          in.Dialect,
@@ -257,6 +294,7 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 		TrustDeclared:    in.TrustDeclared,
 		DefaultBudget:    in.DefaultBudget,
 		FirstTokenMillis: in.FirstTokenMillis,
+		Affinity:         in.Affinity,
 	}
 	r.advice = compileAdvice(r, pools)
 	return nil
@@ -329,6 +367,15 @@ func (p *Plan) Address(pick Pick) netip.AddrPort {
 		return a.at
 	}
 	return netip.AddrPort{}
+}
+
+// Slot returns the live counter of a pick, or false if there is none.
+func (p *Plan) Slot(pick Pick) (uint32, bool) {
+	pl := p.pool(pick.Pool)
+	if pl == nil || pick.Endpoint < 0 || int(pick.Endpoint) >= len(pl.endpoints) {
+		return 0, false
+	}
+	return pl.endpoints[pick.Endpoint].slot, true
 }
 
 // AddressText returns "ip:port" of a pick, or "" if there is none. It doesn't

@@ -24,6 +24,8 @@ type scoring struct {
 	model  scoringModel // guarded by mu, as the judge
 	judge  *scorer.Judge
 	ledger *accesslog.Ledger
+	// prompts counts prompt tokens as they are sent.
+	prompts *prompts
 	// agents tells what the nodes' agents said last, by node; nil where none can.
 	agents func() map[string]admin.Agent
 
@@ -43,10 +45,11 @@ type tracker struct {
 	// lastErr is why the last reading failed, "" if it did not.
 	lastErr string
 	foreign foreign
+	sent    sent
 }
 
 func newScoring(model scoringModel, ledger *accesslog.Ledger) *scoring {
-	return &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger}
+	return &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger, prompts: new(prompts)}
 }
 
 // setModel replaces the risk model from the next tick on; states stay.
@@ -128,7 +131,7 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 	clear(s.readings)
 	s.readings = s.readings[:0]
 
-	verdicts := s.judge.Step(now, s.views())
+	verdicts := s.judge.Step(now, s.views(now))
 	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config, s.byHand)}
 	shown := admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name(), Model: s.model.digest}
 	for i := range s.config.Pools {
@@ -150,7 +153,7 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 }
 
 // views are the judge's inputs, pools and endpoints in the config's order.
-func (s *scoring) views() []scorer.PoolView {
+func (s *scoring) views(now time.Time) []scorer.PoolView {
 	out := make([]scorer.PoolView, 0, len(s.config.Pools))
 	for _, p := range s.config.Pools {
 		view := scorer.PoolView{Name: p.Name, MaxInFlight: p.MaxInFlight, Endpoints: make([]scorer.EndpointView, 0, len(p.Endpoints))}
@@ -158,7 +161,14 @@ func (s *scoring) views() []scorer.PoolView {
 			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 			t := s.endpoints[key]
 			v := scorer.EndpointView{Address: e.Address, Capacity: e.Capacity, Own: t.ends.own()}
-			v.Own.InFlight = s.ledger.InFlight(s.ledger.Slot(key))
+			slot := s.ledger.Slot(key)
+			v.Own.InFlight = s.ledger.InFlight(slot)
+			v.Own.MaxInFlight = p.MaxInFlight
+			t.sent.tick(now, slot, s.prompts.of(slot))
+			v.Own.ArrivedPromptTokens = t.sent.since(now.Add(-time.Second))
+			if latest, ok := t.window.Latest(); ok {
+				v.Own.SentPromptTokens = t.sent.since(latest.At)
+			}
 			v.Own.Unanswered = t.foreign.unanswered(v.Own.Attempts5s)
 			if p.Telemetry.Source != fleet.TelemetryNone {
 				v.Window = &t.window

@@ -384,6 +384,9 @@ func (s *Server) observeRequest(e extproc.Event) {
 	if e.Action == plan.ActionRefuse {
 		s.refused.Add(1)
 	}
+	if e.Steered {
+		s.scoring.prompts.add(e.Slot, e.Prompt)
+	}
 	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Reason.String()}, 1)
 	s.metrics.budgets.add(e.BudgetSource.String(), 1)
 	s.metrics.decision.Record(context.Background(), e.Took.Seconds())
