@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 )
 
 // jsonReader reads JSON. It steps token by token through what is wanted and
@@ -89,51 +91,50 @@ func (r *jsonReader) text() (string, error) {
 	return s, nil
 }
 
-func (r *jsonReader) floats() ([]float32, error) {
-	var out []float32
-	err := r.numbers(&out)
+func (r *jsonReader) floats() (out []float32, err error) {
+	err = r.numbers(func(text string) error {
+		v, err := strconv.ParseFloat(text, 32)
+		out = append(out, float32(v))
+		return err
+	})
 	return out, err
 }
 
-func (r *jsonReader) ints() ([]int32, error) {
-	var out []flag
-	err := r.numbers(&out)
-	ints := make([]int32, len(out))
-	for i, v := range out {
-		ints[i] = int32(v)
-	}
-	return ints, err
+func (r *jsonReader) ints() (out []int32, err error) {
+	err = r.numbers(func(text string) error {
+		switch text {
+		case "true":
+			text = "1"
+		case "false":
+			text = "0"
+		}
+		v, err := strconv.ParseInt(text, 10, 32)
+		out = append(out, int32(v))
+		return err
+	})
+	return out, err
 }
 
-// flag is an integer that may be written as a boolean.
-type flag int32
-
-func (f *flag) UnmarshalJSON(text []byte) error {
-	switch string(text) {
-	case "true":
-		*f = 1
-		return nil
-	case "false":
-		*f = 0
-		return nil
-	}
-	return json.Unmarshal(text, (*int32)(f))
-}
-
-// numbers reads an array of numbers into a slice. Unmarshal rounds to the
-// slice's type and refuses what does not fit it, but takes null for "leave as it
-// is": so null is looked for before. A string cannot hide one, since it is no
-// number either.
-func (r *jsonReader) numbers(to any) error {
+// numbers reads an array without containers or strings in it. What the decoder
+// has found to be one valid value, and is opened by a bracket, then falls into
+// its elements at the commas; add refuses whatever is no number.
+func (r *jsonReader) numbers(add func(text string) error) error {
 	var raw json.RawMessage
 	if err := r.dec.Decode(&raw); err != nil {
 		return r.explain(err)
 	}
-	if bytes.Contains(raw, []byte("null")) {
-		return errors.New("found null; accepted: an array of numbers")
+	inner, ok := strings.CutPrefix(string(raw), "[")
+	if !ok {
+		return errors.New("found no array; accepted: an array of numbers")
 	}
-	if err := json.Unmarshal(raw, to); err != nil {
-		return fmt.Errorf("accepted: an array of numbers: %w", err)
+	inner = strings.TrimSpace(strings.TrimSuffix(inner, "]"))
+	for i := 0; len(inner) > 0; i++ {
+		element, rest, _ := strings.Cut(inner, ",")
+		element = strings.TrimSpace(element)
+		if err := add(element); err != nil {
+			return fmt.Errorf("[%d]: found %s; accepted: a number that fits 32 bits", i, shown(element))
+		}
+		inner = rest
 	}
 	return nil
 }
@@ -153,16 +154,18 @@ func (r *jsonReader) end() error {
 // explain adds to a syntax error what XGBoost writes that is no JSON.
 func (r *jsonReader) explain(err error) error {
 	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
+		return io.ErrUnexpectedEOF
 	}
 	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) {
-		rest := r.data[min(max(0, int(syntax.Offset)-1), len(r.data)):]
-		for _, word := range []string{"NaN", "Infinity", "-Infinity", "inf", "-inf", "nan"} {
-			if bytes.HasPrefix(rest, []byte(word)) {
-				return fmt.Errorf("%s near byte %d: a number that is not finite, such as XGBoost writes for categorical splits; accepted: finite numbers", word, syntax.Offset)
-			}
+	if !errors.As(err, &syntax) {
+		return err
+	}
+	at := r.dec.InputOffset() // of the value that could not be read
+	value, _, _ := bytes.Cut(r.data[at:], []byte("]"))
+	for _, word := range []string{"NaN", "Infinity"} {
+		if bytes.Contains(value, []byte(word)) {
+			return fmt.Errorf("found %s after byte %d, which XGBoost writes for categorical splits; accepted: finite numbers", word, at)
 		}
 	}
-	return err
+	return fmt.Errorf("after byte %d: %w", at, err)
 }

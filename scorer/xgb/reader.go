@@ -1,6 +1,7 @@
 package xgb
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -36,7 +37,7 @@ func readObject(r reader, known members) error {
 	seen := map[string]bool{}
 	return r.object(func(key string) error {
 		if seen[key] {
-			return fmt.Errorf("%s: duplicate key", shown(key))
+			return inside(key, errors.New("duplicate key"))
 		}
 		if len(seen) == maxMembers {
 			return fmt.Errorf("more than %d members in one object", maxMembers)
