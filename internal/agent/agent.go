@@ -84,9 +84,10 @@ type Agent struct {
 	gpuAt   time.Time          // of the newest one with numbers
 	assign  *assignments
 	counts  Counts
-	looked  time.Time // when discovery was last asked
-	looking bool      // it has not answered yet
-	pids    []int     // processes it was asked about
+	looked  time.Time         // when discovery was last asked
+	looking bool              // it has not answered yet
+	pids    []int             // processes it was asked about
+	named   map[int]time.Time // processes that compute, and since when they are named
 	rows    []telemetry.GPU
 }
 
@@ -101,7 +102,7 @@ func New(o Options) *Agent {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	a := &Agent{o: o, index: map[netip.AddrPort]int{}, engines: make([]engine, len(o.Config.Servers)),
+	a := &Agent{o: o, index: map[netip.AddrPort]int{}, named: map[int]time.Time{}, engines: make([]engine, len(o.Config.Servers)),
 		assign: newAssignments(o.Config.Servers, o.Log)}
 	for i, s := range o.Config.Servers {
 		a.index[s.Listen] = i
@@ -122,9 +123,9 @@ func (a *Agent) Listen() (err error) {
 // StatusAddr is where the status page listens, after Listen.
 func (a *Agent) StatusAddr() string { return a.listen.Addr().String() }
 
-// question is what discovery is asked.
+// question is what discovery is asked; see [finder.find].
 type question struct {
-	processes map[int][]string
+	processes map[int]computing
 	at        time.Time
 }
 
@@ -213,7 +214,7 @@ func discover(ctx context.Context, f *finder, questions <-chan question, finding
 		case <-ctx.Done():
 			return nil
 		case q := <-questions:
-			hand(ctx, findings, f.find(q.processes, time.Since(q.at)))
+			hand(ctx, findings, f.find(q.processes, q.at))
 		}
 	}
 }
@@ -259,7 +260,22 @@ func (a *Agent) takeGPUs(f telemetry.GPUFrame) {
 		a.o.Log.Info("GPUs are read", "gpus", len(f.GPUs), "epoch", f.Epoch)
 	}
 	a.gpuAt = f.At
+	a.nameProcesses(f)
 	a.assign.gpusAre(f.At, f.GPUs)
+}
+
+// nameProcesses notes since when each process has been named.
+func (a *Agent) nameProcesses(f telemetry.GPUFrame) {
+	for pid := range f.Processes {
+		if _, known := a.named[pid]; !known {
+			a.named[pid] = f.At
+		}
+	}
+	for pid := range a.named {
+		if _, still := f.Processes[pid]; !still {
+			delete(a.named, pid)
+		}
+	}
 }
 
 // ask sends discovery the newest processes, when it is time: every few seconds,
@@ -268,13 +284,20 @@ func (a *Agent) ask(now time.Time, questions chan<- question) {
 	if a.gpu.Err != nil || a.looking || !a.assign.wantDiscovery() {
 		return
 	}
-	pids := slices.Sorted(maps.Keys(a.gpu.Processes))
+	pids := slices.Sorted(maps.Keys(a.named))
 	since := now.Sub(a.looked)
 	if !a.looked.IsZero() && since < discoverEvery && (since < discoverGap || slices.Equal(pids, a.pids)) {
 		return
 	}
 	a.looking, a.looked, a.pids = true, now, pids
-	questions <- question{a.gpu.Processes, a.gpu.At} // has room: one is asked at a time
+	q := question{at: now}
+	if a.gpu.Processes != nil {
+		q.processes = make(map[int]computing, len(pids))
+		for pid, gpus := range a.gpu.Processes {
+			q.processes[pid] = computing{slices.Clone(gpus), a.named[pid]}
+		}
+	}
+	questions <- q // has room: one is asked at a time
 }
 
 // silentAfter is when a source that says nothing counts as having said that it

@@ -104,6 +104,9 @@ func (a *assignments) learn(now time.Time, found []Finding) {
 		}
 		x := &a.list[i]
 		x.why, x.listeners, x.workers = f.Why, f.Listeners, f.Workers
+		if x.why != "" && a.instances() {
+			x.why += " (DCGM tells no processes of GPUs in MIG mode)"
+		}
 		switch {
 		case f.Why == "":
 			x.gpus, x.confirmed = f.GPUs, now
@@ -112,6 +115,11 @@ func (a *assignments) learn(now time.Time, found []Finding) {
 		}
 		a.tell(i)
 	}
+}
+
+// instances reports whether the node has MIG instances.
+func (a *assignments) instances() bool {
+	return slices.ContainsFunc(a.rows, func(id string) bool { return strings.Contains(id, "/") })
 }
 
 // taken reports whether discovery found any of the GPUs at another server.

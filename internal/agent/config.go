@@ -46,8 +46,8 @@ type TLS struct {
 
 // DCGM says how the GPUs are read.
 type DCGM struct {
-	// Host is "embedded", a running host engine's "host:port", or
-	// "unix:/path".
+	// Host is "embedded", a running host engine's "host:port" or "unix:/path", or
+	// one of DCGM's own connection strings, "tcp://…" and "vsock://…".
 	Host string
 	// Off is for nodes without GPUs: only pages are read.
 	Off bool
@@ -107,7 +107,7 @@ type Flags struct {
 const (
 	defaultInterval = 200 * time.Millisecond
 	minInterval     = 100 * time.Millisecond // DCGM's profiling fields are no faster
-	maxInterval     = 10 * time.Second
+	maxInterval     = 5 * time.Second
 	defaultStatus   = "127.0.0.1:9910"
 	defaultPath     = "/metrics"
 	// maxServers bounds the labels of metrics; a node has at most 16 GPUs with
@@ -230,7 +230,7 @@ func (r *reader) server(s *Server) func(node) {
 			{"advertise", "", r.explained(acceptedServer, func(t string) string { return readServer(t, &s.Advertise) })},
 			{"metricsPath", "", r.text("a path that begins with /, printable ASCII without ?, # and spaces", func(t string) bool {
 				s.MetricsPath = t
-				return pathText.MatchString(t)
+				return len(t) <= 1024 && pathText.MatchString(t)
 			})},
 			{"gpus", "", r.list(maxGPUs, "a list of GPUs, each "+acceptedSelector, func() func(node) {
 				return r.text(acceptedSelector, func(t string) bool {
@@ -256,7 +256,7 @@ const (
 )
 
 var (
-	pathText = regexp.MustCompile(`^/[!-"$->@-~]{0,1023}$`) // printable ASCII but # and ?
+	pathText = regexp.MustCompile(`^/[!-"$->@-~]*$`) // printable ASCII but # and ?
 	hostText = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?$`)
 )
 
@@ -272,7 +272,8 @@ func readPush(text string, into *fleet.Address) string {
 }
 
 func readDCGM(text string, d *DCGM) string {
-	if d.Host = text; text == DCGMEmbedded {
+	d.Host = text
+	if text == DCGMEmbedded || strings.HasPrefix(text, "tcp://") || strings.HasPrefix(text, "vsock://") {
 		return ""
 	}
 	if _, why := readTarget(text); why != "" {

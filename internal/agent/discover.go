@@ -39,14 +39,21 @@ func newFinder(proc fs.FS, servers []Server) *finder {
 
 const nameThem = "; name its GPUs with gpus"
 
+// computing is what the GPUs' source says of one process.
+type computing struct {
+	gpus []string
+	// since is when it was first named, without a gap until now.
+	since time.Time
+}
+
 // find returns a finding per server, in their order. Processes are those that
-// compute on GPUs, by GPU id, as they were age ago.
-func (f *finder) find(processes map[int][]string, age time.Duration) []Finding {
+// are named as computing now; nil where that is not known.
+func (f *finder) find(processes map[int]computing, now time.Time) []Finding {
 	if processes == nil {
 		return f.none("the GPUs' source tells no processes" + nameThem)
 	}
 	s := &search{proc: f.proc, servers: f.servers}
-	s.takeComputing(processes, age)
+	s.takeComputing(processes, now)
 	if len(s.computing) == 0 {
 		return f.none(s.whyIdle(len(processes)))
 	}
@@ -103,21 +110,28 @@ type space struct {
 	addresses map[netip.Addr]bool
 }
 
-// takeComputing keeps the processes that exist and are old enough to be meant:
-// a process that is younger than the news has only inherited the number. A
-// margin of a second covers what the news may be older than it says, at the
-// price that a new server's GPUs are found a second later.
-func (s *search) takeComputing(processes map[int][]string, age time.Duration) {
+// oldestNews is longer than a list of computing processes can be old: DCGM
+// makes one every 5 s, and telemetry/dcgm uses it for 15 s.
+const oldestNews = 20 * time.Second
+
+// takeComputing keeps the processes that are meant. One that began after its
+// number was first named has only inherited it, unless it is older than any
+// list. A second's margin covers the time a list takes to arrive.
+func (s *search) takeComputing(processes map[int]computing, now time.Time) {
 	const margin = time.Second
 	s.computing, s.gpus = map[int]*process{}, map[int][]string{}
 	uptime, err := s.proc.uptime()
-	for pid, gpus := range processes {
+	for pid, c := range processes {
 		x, gone := s.proc.process(pid)
-		if gone != nil || err == nil && uptime-time.Duration(x.started)*clockTick < age+margin {
+		if gone != nil {
+			continue
+		}
+		age := uptime - time.Duration(x.started)*clockTick
+		if err == nil && age < min(now.Sub(c.since)+margin, oldestNews) {
 			continue
 		}
 		x.container = s.proc.container(pid)
-		s.computing[pid], s.gpus[pid] = x, gpus
+		s.computing[pid], s.gpus[pid] = x, c.gpus
 	}
 }
 
@@ -235,7 +249,7 @@ func (s *search) only(address netip.AddrPort, spaces []space, covering func(*spa
 	case len(found) > 1:
 		return bound{why: fmt.Sprintf("processes in %d network namespaces listen on port %d%s", len(found), address.Port(), nameThem)}
 	case s.denied > 0:
-		return bound{why: fmt.Sprintf("nothing listens on %s here, and the network namespaces of %d processes on the GPUs may not be looked at: permission denied (run as root or with CAP_SYS_PTRACE)%s", address, s.denied, nameThem)}
+		return bound{why: fmt.Sprintf("nothing listens on %s here, and the network namespaces of %d of %d processes on the GPUs may not be looked at: permission denied (run as root or with CAP_SYS_PTRACE)%s", address, s.denied, len(s.computing), nameThem)}
 	}
 	return bound{why: fmt.Sprintf("nothing listens on %s", address)}
 }
