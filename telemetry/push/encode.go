@@ -41,13 +41,11 @@ func (e *encoder) encode(f *Frame, sequence, dropped uint64, now time.Time) *pus
 		m.IntervalUs = micros(f.At.Sub(e.last))
 	}
 	e.last = f.At
-	if items := inventory(f); e.index == nil || !slices.EqualFunc(items, e.items, sameItem) {
-		e.items, e.index = items, make(map[string]uint32, len(items))
-		for i, item := range items {
-			e.index[item.Id] = uint32(i)
-		}
+	items, index := inventory(f)
+	if e.index == nil || !slices.EqualFunc(items, e.items, sameItem) {
 		m.Inventory = &pushv1.Inventory{Items: items}
 	}
+	e.items, e.index = items, index
 	m.Endpoints = make([]*pushv1.Endpoint, len(f.Endpoints))
 	for i := range f.Endpoints {
 		m.Endpoints[i] = e.endpoint(&f.Endpoints[i], f.At, now)
@@ -76,26 +74,28 @@ func within(f *Frame) *Frame {
 	return &part
 }
 
-// inventory lists the frame's GPUs, and those that only its endpoints name.
-func inventory(f *Frame) []*pushv1.Inventory_Item {
-	items := make([]*pushv1.Inventory_Item, 0, len(f.GPUs))
-	seen := make(map[string]bool, len(f.GPUs))
+// inventory lists the frame's GPUs, and those that only its endpoints name. The
+// wire takes no invalid UTF-8.
+func inventory(f *Frame) (items []*pushv1.Inventory_Item, index map[string]uint32) {
+	items = make([]*pushv1.Inventory_Item, 0, len(f.GPUs))
+	index = make(map[string]uint32, len(f.GPUs))
+	add := func(id, profile, model string) {
+		if _, ok := index[id]; ok || len(items) == maxGPUs {
+			return
+		}
+		index[id] = uint32(len(items))
+		items = append(items, &pushv1.Inventory_Item{Id: clip(id), Profile: clip(profile), Model: clip(model)})
+	}
 	for i := range f.GPUs {
 		g := &f.GPUs[i]
-		if !seen[g.ID] {
-			seen[g.ID] = true
-			items = append(items, &pushv1.Inventory_Item{Id: g.ID, Profile: g.Profile, Model: g.Model})
-		}
+		add(g.ID, g.Profile, g.Model)
 	}
 	for i := range f.Endpoints {
 		for _, id := range f.Endpoints[i].GPUs {
-			if !seen[id] && len(items) < maxGPUs {
-				seen[id] = true
-				items = append(items, &pushv1.Inventory_Item{Id: id})
-			}
+			add(id, "", "")
 		}
 	}
-	return items
+	return items, index
 }
 
 func sameItem(a, b *pushv1.Inventory_Item) bool {
