@@ -195,6 +195,15 @@ func (s *Sample) SetGPUs(gpus []GPU) {
 	}
 }
 
+// TakeGPU replaces what the sample knows of its GPUs by what another knows.
+func (s *Sample) TakeGPU(from *Sample) {
+	s.Known = s.Known&^gpuFields | from.Known&gpuFields
+	s.GPUUtil, s.GRActive, s.DRAMActive = from.GPUUtil, from.GRActive, from.DRAMActive
+	s.PCIeShare, s.PowerWatts = from.PCIeShare, from.PowerWatts
+	s.FBUsedMiB, s.FBTotalMiB = from.FBUsedMiB, from.FBTotalMiB
+	s.XID, s.XIDEvents, s.Condition = from.XID, from.XIDEvents, from.Condition
+}
+
 // worst keeps the larger of a number and what is known of it.
 func (s *Sample) worst(known bool, v float64, to *float64, has Mask) {
 	if known && !math.IsNaN(v) {

@@ -36,7 +36,9 @@ func (w *Window) Add(s Sample) {
 	if s.Changed.IsZero() {
 		s.Settle(prev)
 	}
-	if s.Known.HasEngine() && (prev == nil || engineMoved(prev, &s)) {
+	// A source may see the engine move by more than a sample holds.
+	sourceSaw := s.busy() && s.Changed.Equal(s.At)
+	if s.Known.HasEngine() && (prev == nil || sourceSaw || engineMoved(prev, &s)) {
 		w.moved = s.At
 	}
 	w.noteXID(&s)

@@ -23,11 +23,26 @@ const (
 	qPreemptions
 	qTTFTSum
 	qTTFTCount
-	qGPUUtil
+	qSteps // of the engine's loop; only a sign of life
+	engineQuantities
+
+	qGPUUtil quantity = iota - 1
+	qGRActive
 	qDRAMActive
 	qFBUsed
+	qFBFree
+	qFBTotal
+	qFBReserved
 	qPower
+	qEnergy
+	qPCIeTX
+	qPCIeRX
+	qLinkGen
+	qLinkWidth
 	qXID
+	qRecovery
+	qRemapFailed
+	qRemapPending
 	quantities
 )
 
@@ -65,12 +80,29 @@ var rules = [quantities]rule{
 	qPreemptions:      {sum, 0, maxCounter},
 	qTTFTSum:          {sum, 0, maxCounter},
 	qTTFTCount:        {sum, 0, maxCounter},
-	qGPUUtil:          {worst, 0, 1},
-	qDRAMActive:       {worst, 0, 1},
-	qFBUsed:           {worst, 0, 1 << 22}, // MiB; 4 TiB
-	qPower:            {worst, 0, 1e4},
-	qXID:              {worst, 0, 1e4},
+	qSteps:            {sum, 0, maxCounter},
+
+	qGPUUtil:      {worst, 0, 1},
+	qGRActive:     {worst, 0, 1},
+	qDRAMActive:   {worst, 0, 1},
+	qFBUsed:       {worst, 0, maxMiB},
+	qFBFree:       {worst, 0, maxMiB},
+	qFBTotal:      {worst, 1, maxMiB},
+	qFBReserved:   {worst, 0, maxMiB},
+	qPower:        {worst, 0, 1e4},
+	qEnergy:       {worst, 0, maxCounter}, // mJ; 4,500 years at 700 W
+	qPCIeTX:       {worst, 0, 1e12},
+	qPCIeRX:       {worst, 0, 1e12},
+	qLinkGen:      {worst, 1, float64(len(laneBytes))},
+	qLinkWidth:    {worst, 1, 32},
+	qXID:          {worst, 0, 1e4},
+	qRecovery:     {worst, 0, float64(telemetry.RecoverSystemReboot)},
+	qRemapFailed:  {worst, 0, 1},
+	qRemapPending: {worst, 0, 1},
 }
+
+// maxMiB is a framebuffer of 4 TiB.
+const maxMiB = 1 << 22
 
 // ranks is how many sets of names one quantity may have on one page: a server
 // that renames a metric shows both for a while, and only the better one counts.
@@ -92,7 +124,9 @@ type alias struct {
 // engineAliases are the names on model servers' pages.
 //
 // Sources: vllm/v1/metrics/loggers.py, sglang/srt/metrics/collector.py, the
-// metric lists of trtllm-serve, Triton's TensorRT-LLM backend and TGI.
+// metric lists of trtllm-serve (also in the llm-d inference scheduler's metric
+// protocol), of Triton's TensorRT-LLM backend and of TGI. TGI tells neither the
+// use nor the size of its KV cache, nor a time to first token.
 // What only the simulator publishes is not read, so that its fleet is judged by
 // no more than a real one.
 var engineAliases = []alias{
@@ -121,6 +155,8 @@ var engineAliases = []alias{
 	{name: "trtllm_kv_cache_utilization", q: qKVUsage},
 	{name: "trtllm_num_requests_running", q: qRunning},
 	{name: "trtllm_num_requests_waiting", q: qWaiting},
+	{name: "trtllm_kv_cache_max_blocks", q: qKVBlocks},
+	{name: "trtllm_kv_cache_tokens_per_block", q: qKVBlockTokens},
 	{name: "trtllm_time_to_first_token_seconds_sum", q: qTTFTSum},
 	{name: "trtllm_time_to_first_token_seconds_count", q: qTTFTCount},
 
@@ -130,9 +166,11 @@ var engineAliases = []alias{
 	{name: "nv_trt_llm_kv_cache_block_metrics", q: qKVUsage, label: "kv_cache_block_type", value: "fraction"},
 	{name: "nv_trt_llm_kv_cache_block_metrics", q: qKVBlocks, label: "kv_cache_block_type", value: "max"},
 	{name: "nv_trt_llm_kv_cache_block_metrics", q: qKVBlockTokens, label: "kv_cache_block_type", value: "tokens_per"},
+	{name: "nv_trt_llm_general_metrics", q: qSteps, label: "general_type", value: "iteration_counter"},
 
 	{name: "tgi_batch_current_size", q: qRunning},
 	{name: "tgi_queue_size", q: qWaiting},
+	{name: "tgi_batch_inference_count", q: qSteps},
 }
 
 const (
@@ -143,24 +181,51 @@ const (
 // gpuAliases are the names on GPU exporters' pages: dcgm-exporter with the
 // field names before and since DCGM 4.6 (GPU utilisation is an integer percent
 // under either), its 2018 ancestor, and nvidia_gpu_exporter.
+//
+// DCGM_FI_PROF_PCIE_TX_BYTES and RX_BYTES are rates in bytes per second, though
+// some lists call them counters (dcgm-exporter #87). The older
+// DCGM_FI_DEV_PCIE_TX_THROUGHPUT is answered no more and not read.
 var gpuAliases = []alias{
 	{name: "DCGM_FI_DEV_GPU_UTIL", q: qGPUUtil, scale: percent},
 	{name: "DCGM_FI_DEV_GPU_UTIL_RATIO", q: qGPUUtil, scale: percent},
 	{name: "dcgm_gpu_utilization", q: qGPUUtil, scale: percent},
 	{name: "nvidia_smi_utilization_gpu_ratio", q: qGPUUtil, rank: 1},
+	{name: "DCGM_FI_PROF_GR_ENGINE_ACTIVE", q: qGRActive},
+	{name: "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO", q: qGRActive},
 	{name: "DCGM_FI_PROF_DRAM_ACTIVE", q: qDRAMActive},
 	{name: "DCGM_FI_PROF_DRAM_UTIL_RATIO", q: qDRAMActive},
 	{name: "DCGM_FI_DEV_FB_USED", q: qFBUsed},
 	{name: "dcgm_fb_used", q: qFBUsed},
 	{name: "nvidia_smi_memory_used_bytes", q: qFBUsed, rank: 1, scale: mebi},
 	{name: "dcgm_gpu_memory_used_bytes", q: qFBUsed, rank: 1, scale: mebi},
+	{name: "DCGM_FI_DEV_FB_FREE", q: qFBFree},
+	{name: "dcgm_fb_free", q: qFBFree},
+	{name: "nvidia_smi_memory_free_bytes", q: qFBFree, rank: 1, scale: mebi},
+	{name: "DCGM_FI_DEV_FB_TOTAL", q: qFBTotal},
+	{name: "nvidia_smi_memory_total_bytes", q: qFBTotal, rank: 1, scale: mebi},
+	{name: "DCGM_FI_DEV_FB_RESERVED", q: qFBReserved},
+	{name: "nvidia_smi_memory_reserved_bytes", q: qFBReserved, rank: 1, scale: mebi},
 	{name: "DCGM_FI_DEV_POWER_USAGE", q: qPower},
 	{name: "DCGM_FI_DEV_BOARD_POWER_WATTS", q: qPower},
 	{name: "dcgm_power_usage", q: qPower},
 	{name: "nvidia_smi_power_draw_watts", q: qPower, rank: 1},
+	{name: "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", q: qEnergy},
+	{name: "dcgm_total_energy_consumption", q: qEnergy},
+	{name: "DCGM_FI_PROF_PCIE_TX_BYTES", q: qPCIeTX},
+	{name: "DCGM_FI_PROF_PCIE_RX_BYTES", q: qPCIeRX},
+	// A link that idles falls back to a lower generation, so the largest counts.
+	{name: "DCGM_FI_DEV_PCIE_MAX_LINK_GEN", q: qLinkGen},
+	{name: "DCGM_FI_DEV_PCIE_LINK_GEN", q: qLinkGen, rank: 1},
+	{name: "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", q: qLinkWidth},
+	{name: "DCGM_FI_DEV_PCIE_LINK_WIDTH", q: qLinkWidth, rank: 1},
 	{name: "DCGM_FI_DEV_XID_ERRORS", q: qXID},
 	{name: "DCGM_FI_DEV_XID_ERROR", q: qXID},
 	{name: "dcgm_xid_errors", q: qXID},
+	{name: "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", q: qRecovery},
+	{name: "DCGM_FI_DEV_GPU_RECOVERY_ACTION", q: qRecovery},
+	{name: "DCGM_FI_DEV_ROW_REMAP_FAILURE", q: qRemapFailed},
+	{name: "DCGM_FI_DEV_ROW_REMAP_FAILED", q: qRemapFailed},
+	{name: "DCGM_FI_DEV_ROW_REMAP_PENDING", q: qRemapPending},
 }
 
 // dictionary is an alias list ready for scanning: aliases[id] are those that
@@ -205,65 +270,61 @@ type cell struct {
 	spoilt bool
 }
 
-// reading gathers the numbers of one page.
-type reading struct {
-	cells    [quantities][ranks]cell
-	stats    Stats
-	rejected int // values outside their range, NaN and infinite ones included
-}
-
-// read scans a page. If gpus is not empty, only series of those GPUs count.
-func (d *dictionary) read(page []byte, gpus []string) (r reading) {
-	r.stats = Scan(page, d.names, func(id int, labels []byte, value float64) {
-		if len(gpus) > 0 && !ofGPUs(labels, gpus) {
-			return
-		}
-		for i := range d.aliases[id] {
-			r.add(&d.aliases[id][i], labels, value)
-		}
-	})
-	return r
-}
-
-// ofGPUs reports whether a series belongs to one of the GPUs, given by UUID or,
-// as CUDA_VISIBLE_DEVICES allows, by a UUID's beginning.
-func ofGPUs(labels []byte, gpus []string) bool {
-	uuid := Label(labels, "UUID")
-	if uuid == nil {
-		uuid = Label(labels, "uuid")
-	}
-	for _, g := range gpus {
-		if len(g) > 0 && len(g) <= len(uuid) && string(uuid[:len(g)]) == g {
-			return true
-		}
-	}
-	return false
-}
-
-func (r *reading) add(a *alias, labels []byte, value float64) {
-	if a.label != "" && string(Label(labels, a.label)) != a.value {
-		return
-	}
-	if a.product[0] != "" {
-		value = product(labels, a.product)
-	}
-	value *= a.scale
-	c, rule := &r.cells[a.q][a.rank], &rules[a.q]
+// add takes in one series' value; false says that it cannot be right.
+func (c *cell) add(q quantity, value float64) bool {
+	rule := &rules[q]
 	if !(value >= rule.min && value <= rule.max) || math.IsNaN(value) {
-		r.rejected++
 		c.spoilt = c.spoilt || rule.fold == sum
-		return
+		return false
 	}
 	switch {
 	case !c.seen:
 		c.value, c.seen = value, true
 	case rule.fold == sum:
 		c.value += value
-	case a.q == qXID:
+	case q == qXID:
 		c.value = graver(c.value, value)
 	default:
 		c.value = max(c.value, value)
 	}
+	return true
+}
+
+// best is the value of the best rank that is there.
+func best(cells *[ranks]cell) (float64, bool) {
+	for i := range cells {
+		if c := &cells[i]; c.seen && !c.spoilt {
+			return c.value, true
+		}
+	}
+	return 0, false
+}
+
+// reading gathers the numbers of one engine page.
+type reading struct {
+	cells    [engineQuantities][ranks]cell
+	stats    Stats
+	rejected int // values outside their range, NaN and infinite ones included
+}
+
+// readEngine scans an engine's page.
+func readEngine(page []byte) (r reading) {
+	r.stats = Scan(page, engineNames.names, func(id int, labels []byte, value float64) {
+		for i := range engineNames.aliases[id] {
+			a := &engineNames.aliases[id][i]
+			if a.label != "" && string(Label(labels, a.label)) != a.value {
+				continue
+			}
+			v := value
+			if a.product[0] != "" {
+				v = product(labels, a.product)
+			}
+			if !r.cells[a.q][a.rank].add(a.q, v*a.scale) {
+				r.rejected++
+			}
+		}
+	})
+	return r
 }
 
 // graver returns the XID code of the graver class, the larger code among
@@ -287,13 +348,12 @@ func product(labels []byte, names [2]string) float64 {
 }
 
 // get returns a quantity from the best rank that is on the page.
-func (r *reading) get(q quantity) (float64, bool) {
-	for i := range r.cells[q] {
-		if c := &r.cells[q][i]; c.seen && !c.spoilt {
-			return c.value, true
-		}
-	}
-	return 0, false
+func (r *reading) get(q quantity) (float64, bool) { return best(&r.cells[q]) }
+
+// steps is the engine's step counter, 0 if it has none.
+func (r *reading) steps() float64 {
+	v, _ := r.get(qSteps)
+	return v
 }
 
 // fill writes what the page said into the sample.
@@ -312,14 +372,6 @@ func (r *reading) fill(s *telemetry.Sample) {
 	set(qPromptTokens, &s.PromptTokens, telemetry.HasPromptTokens)
 	set(qGenerationTokens, &s.GenerationTokens, telemetry.HasGenerationTokens)
 	set(qPreemptions, &s.Preemptions, telemetry.HasPreemptions)
-	set(qGPUUtil, &s.GPUUtil, telemetry.HasGPUUtil)
-	set(qDRAMActive, &s.DRAMActive, telemetry.HasDRAMActive)
-	set(qFBUsed, &s.FBUsedMiB, telemetry.HasFBUsed)
-	set(qPower, &s.PowerWatts, telemetry.HasPower)
-	if xid, ok := r.get(qXID); ok {
-		s.XID = int(xid)
-		s.Known |= telemetry.HasXID
-	}
 	blocks, okBlocks := r.get(qKVBlocks)
 	size, okSize := r.get(qKVBlockTokens)
 	if okBlocks && okSize && !s.Known.Has(telemetry.HasKVTokens) {

@@ -1,9 +1,8 @@
 package scrape
 
 import (
-	"math"
-	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/telemetry"
 )
@@ -22,17 +21,18 @@ DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1"} 79
 DCGM_FI_DEV_XID_ERRORS{gpu="1",UUID="GPU-2"} 94
 `
 
-func engine(page string) (telemetry.Sample, reading) { return sampleOf(engineNames, page) }
-
-func gpu(page string, gpus ...string) (telemetry.Sample, reading) {
-	return sampleOf(gpuNames, page, gpus...)
-}
-
-func sampleOf(d *dictionary, page string, gpus ...string) (telemetry.Sample, reading) {
-	r := d.read([]byte(page), gpus)
+func engine(page string) (telemetry.Sample, reading) {
 	var s telemetry.Sample
+	r := readEngine([]byte(page))
 	r.fill(&s)
 	return s, r
+}
+
+func gpu(page string, gpus ...string) (telemetry.Sample, *gpuPage) {
+	var s telemetry.Sample
+	p := newGPUPage(gpus)
+	s.SetGPUs(p.read([]byte(page), time.Now()))
+	return s, p
 }
 
 func TestEveryServersNamesAreUnderstood(t *testing.T) {
@@ -79,8 +79,13 @@ sglang:token_usage{model_name="x"} 0.5
 sglang:cache_config_info{page_size="1",num_pages="5000"} 1
 `, telemetry.Sample{Running: 3, Waiting: 2, KVUsage: 0.5, KVTokens: 5000,
 			Known: load | telemetry.HasKVUsage | telemetry.HasKVTokens}},
-		"trtllm-serve": {"trtllm_num_requests_running 3\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_utilization 0.5\n",
-			telemetry.Sample{Running: 3, Waiting: 2, KVUsage: 0.5, Known: load | telemetry.HasKVUsage}},
+		"trtllm-serve": {`trtllm_num_requests_running 3
+trtllm_num_requests_waiting 2
+trtllm_kv_cache_utilization 0.5
+trtllm_kv_cache_max_blocks 100
+trtllm_kv_cache_tokens_per_block 32
+`, telemetry.Sample{Running: 3, Waiting: 2, KVUsage: 0.5, KVTokens: 3200,
+			Known: load | telemetry.HasKVUsage | telemetry.HasKVTokens}},
 		"Triton": {`nv_trt_llm_request_metrics{model="x",request_type="scheduled"} 3
 nv_trt_llm_request_metrics{model="x",request_type="waiting"} 2
 nv_trt_llm_request_metrics{model="x",request_type="max"} 512
@@ -127,46 +132,5 @@ func TestASumWithARefusedPartIsUnknown(t *testing.T) {
 	s, _ = engine("vllm:kv_cache_usage_perc{engine=\"0\"} 0.3\nvllm:kv_cache_usage_perc{engine=\"1\"} NaN\n")
 	if s.KVUsage != 0.3 {
 		t.Fatalf("KV usage %v, want the engine's that is known", s.KVUsage)
-	}
-}
-
-func TestGPUPageGivesTheWorst(t *testing.T) {
-	s, _ := gpu(dcgmPage)
-	if s.GPUUtil != 0.9 || s.DRAMActive != 0.75 || s.FBUsedMiB != 75000 || s.PowerWatts != 690 {
-		t.Errorf("%+v", s)
-	}
-	if s.XID != 79 {
-		t.Errorf("XID %d, want 79: graver than the larger 94", s.XID)
-	}
-}
-
-func TestGPUPageGivesTheEndpointsGPUs(t *testing.T) {
-	s, _ := gpu(dcgmPage, "GPU-2")
-	if s.GPUUtil != 0.9 || s.FBUsedMiB != 75000 || s.XID != 94 {
-		t.Errorf("%+v", s)
-	}
-	if s, _ := gpu(strings.ReplaceAll(dcgmPage, "UUID", "uuid"), "GPU-1"); math.Abs(s.GPUUtil-0.5) > 1e-12 {
-		t.Errorf("with the old label name: %+v", s)
-	}
-	if s, _ := gpu(dcgmPage, "GPU-9"); s.Known != 0 {
-		t.Errorf("numbers of a GPU that is not on the page: %+v", s)
-	}
-}
-
-func TestGPUNamesOfAllExporters(t *testing.T) {
-	for page, want := range map[string]telemetry.Sample{
-		"DCGM_FI_DEV_GPU_UTIL_RATIO 50\n":                          {GPUUtil: 0.5, Known: telemetry.HasGPUUtil},
-		"dcgm_gpu_utilization 50\n":                                {GPUUtil: 0.5, Known: telemetry.HasGPUUtil},
-		"nvidia_smi_utilization_gpu_ratio 0.5\n":                   {GPUUtil: 0.5, Known: telemetry.HasGPUUtil},
-		"DCGM_FI_PROF_DRAM_UTIL_RATIO 0.5\n":                       {DRAMActive: 0.5, Known: telemetry.HasDRAMActive},
-		"dcgm_fb_used 1000\n":                                      {FBUsedMiB: 1000, Known: telemetry.HasFBUsed},
-		"nvidia_smi_memory_used_bytes 1.048576e+09\n":              {FBUsedMiB: 1000, Known: telemetry.HasFBUsed},
-		"dcgm_gpu_memory_used_bytes 1048576\n":                     {FBUsedMiB: 1, Known: telemetry.HasFBUsed},
-		"DCGM_FI_DEV_BOARD_POWER_WATTS 300\n":                      {PowerWatts: 300, Known: telemetry.HasPower},
-		"DCGM_FI_DEV_XID_ERROR{err_code=\"31\",err_msg=\"\"} 31\n": {XID: 31, Known: telemetry.HasXID},
-	} {
-		if got, _ := gpu(page); got != want {
-			t.Errorf("%s: got %+v", page, got)
-		}
 	}
 }

@@ -183,26 +183,46 @@ func parseNumber(b []byte) (float64, bool) {
 // Label returns the raw, still escaped value of a label from the text between
 // the braces, or nil if it is not there.
 func Label(labels []byte, name string) []byte {
-	for len(labels) > 0 {
-		eq := bytes.IndexByte(labels, '=')
-		if eq < 0 {
-			return nil
-		}
-		key := bytes.Trim(labels[:eq], " \t,")
-		rest := skipBlanks(labels[eq+1:])
-		if len(rest) == 0 || rest[0] != '"' {
-			return nil
-		}
-		end := closingQuote(rest)
-		if end < 0 {
+	for {
+		key, value, rest, ok := nextLabel(labels)
+		if !ok {
 			return nil
 		}
 		if string(key) == name {
-			return rest[1:end]
+			return value
 		}
-		labels = rest[end+1:]
+		labels = rest
 	}
-	return nil
+}
+
+// nextLabel splits off the first label; false where there is none more that can
+// be read.
+func nextLabel(labels []byte) (key, value, rest []byte, ok bool) {
+	eq := bytes.IndexByte(labels, '=')
+	if eq < 0 {
+		return nil, nil, nil, false
+	}
+	rest = skipBlanks(labels[eq+1:])
+	if len(rest) == 0 || rest[0] != '"' {
+		return nil, nil, nil, false
+	}
+	end := closingQuote(rest)
+	if end < 0 {
+		return nil, nil, nil, false
+	}
+	return trimKey(labels[:eq]), rest[1:end], rest[end+1:], true
+}
+
+// trimKey takes blanks and the comma before a label's name away, and blanks
+// after it.
+func trimKey(b []byte) []byte {
+	for len(b) > 0 && (blank(b[0]) || b[0] == ',') {
+		b = b[1:]
+	}
+	for len(b) > 0 && (blank(b[len(b)-1]) || b[len(b)-1] == ',') {
+		b = b[:len(b)-1]
+	}
+	return b
 }
 
 // closingQuote returns the index of the quote that closes b[0], or −1.

@@ -7,10 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/fairlead-proxy/fairlead/telemetry"
 )
 
 // found is one emitted sample, written out.
@@ -43,6 +46,7 @@ func TestScanKeepsGoodLines(t *testing.T) {
 		"trailing blank":          {"m 2 ", []float64{2}, 0},
 		"CRLF":                    {"m 2\r", []float64{2}, 0},
 		"second TYPE":             {"# TYPE m gauge\n# TYPE m gauge\nm 2", []float64{2}, 0},
+		"second HELP":             {"# HELP m a\n# HELP m b\nm 2", []float64{2}, 0},
 		"float timestamp":         {"m 2 1.7e9", []float64{2}, 0},
 		"overflow":                {"m 1e309", nil, 1},
 		"blank value":             {"m ", nil, 1},
@@ -154,8 +158,10 @@ func FuzzScan(f *testing.F) {
 		if st.Samples+st.Bad > st.Lines {
 			t.Fatalf("more samples than lines: %+v", st)
 		}
-		engineNames.read(page, nil)
-		gpuNames.read(page, []string{"GPU-1"})
+		readEngine(page)
+		gpus := newGPUPage([]string{"GPU-1", "GPU-2/3"})
+		gpus.read(page, time.Now())
+		gpus.read(page, time.Now())
 		want, ok := oracle(page, names)
 		if !ok {
 			return
@@ -205,16 +211,20 @@ func vllmPage() []byte {
 func TestReadingAPageAllocatesNothing(t *testing.T) {
 	page := vllmPage()
 	var r reading
-	if n := testing.AllocsPerRun(100, func() { r = engineNames.read(page, nil) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { r = readEngine(page) }); n != 0 {
 		t.Fatalf("%v allocations per page", n)
 	}
 	if r.stats.Samples != 8 || r.rejected != 0 {
 		t.Fatalf("%+v", r.stats)
 	}
-	gpu := []byte(dcgmPage)
-	gpus := []string{"GPU-1"}
-	if n := testing.AllocsPerRun(100, func() { r = gpuNames.read(gpu, gpus) }); n != 0 {
+	gpus, s, now := newGPUPage(nil), telemetry.Sample{}, time.Now()
+	other := nodePage(8)
+	s.SetGPUs(gpus.read(other, now)) // meets its GPUs
+	if n := testing.AllocsPerRun(100, func() { s.SetGPUs(gpus.read(other, now)) }); n != 0 {
 		t.Fatalf("%v allocations per GPU page", n)
+	}
+	if len(gpus.gpus) != 8 || !s.Known.Has(telemetry.HasGRActive|telemetry.HasFBTotal|telemetry.HasXID) {
+		t.Fatalf("%d GPUs, known %b", len(gpus.gpus), s.Known)
 	}
 }
 
@@ -239,6 +249,64 @@ func BenchmarkReadEnginePage(b *testing.B) {
 	page := vllmPage()
 	b.ReportAllocs()
 	for b.Loop() {
-		engineNames.read(page, nil)
+		readEngine(page)
 	}
+}
+
+// nodePage is what dcgm-exporter's default list of fields shows of a node: some
+// 40 names for each GPU.
+func nodePage(gpus int) []byte {
+	var b bytes.Buffer
+	series := func(name string, value float64) {
+		fmt.Fprintf(&b, "# HELP %s Something about a GPU.\n# TYPE %s gauge\n", name, name)
+		for i := range gpus {
+			fmt.Fprintf(&b, "%s{gpu=\"%d\",UUID=\"GPU-8a3b1c2d-0000-4000-8000-%012d\",pci_bus_id=\"00000000:1B:00.0\",device=\"nvidia%d\","+
+				"modelName=\"NVIDIA H100 80GB HBM3\",Hostname=\"gpu-node-7\",DCGM_FI_DRIVER_VERSION=\"570.86.15\"} %v\n", name, i, i, i, value)
+		}
+	}
+	for name, value := range map[string]float64{
+		"DCGM_FI_DEV_GPU_UTIL": 97, "DCGM_FI_DEV_FB_USED": 74_000, "DCGM_FI_DEV_FB_FREE": 6_900, "DCGM_FI_DEV_FB_RESERVED": 600,
+		"DCGM_FI_DEV_POWER_USAGE": 512.3, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 123456789, "DCGM_FI_DEV_XID_ERRORS": 0,
+		"DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.91, "DCGM_FI_PROF_DRAM_ACTIVE": 0.44, "DCGM_FI_PROF_PCIE_TX_BYTES": 1.5e9,
+		"DCGM_FI_PROF_PCIE_RX_BYTES": 2.5e9, "DCGM_FI_DEV_ROW_REMAP_FAILURE": 0,
+	} {
+		series(name, value)
+	}
+	for i := range 25 {
+		series(fmt.Sprintf("DCGM_FI_DEV_OTHER_FIELD_%d", i), 12345)
+	}
+	return b.Bytes()
+}
+
+func BenchmarkReadGPUPage(b *testing.B) {
+	page, gpus, now := nodePage(8), newGPUPage(nil), time.Now()
+	b.SetBytes(int64(len(page)))
+	b.ReportAllocs()
+	var s telemetry.Sample
+	for b.Loop() {
+		s.SetGPUs(gpus.read(page, now))
+	}
+}
+
+// BenchmarkScanAgainstReference reads the same page by the scanner and by
+// prometheus/common in turn; the ratio does not depend on how busy the machine
+// is.
+func BenchmarkScanAgainstReference(b *testing.B) {
+	page := vllmPage()
+	var own, reference time.Duration
+	for b.Loop() {
+		begin := time.Now()
+		for range 16 {
+			readEngine(page)
+		}
+		own += time.Since(begin) / 16
+		begin = time.Now()
+		parser := expfmt.NewTextParser(model.UTF8Validation)
+		if _, err := parser.TextToMetricFamilies(bytes.NewReader(page)); err != nil {
+			b.Fatal(err)
+		}
+		reference += time.Since(begin)
+	}
+	b.ReportMetric(float64(own.Microseconds())/float64(b.N), "µs/page")
+	b.ReportMetric(float64(reference)/float64(own), "x-faster")
 }

@@ -25,8 +25,9 @@ type Target struct {
 	EngineURL string
 	// GPUURL is the GPU exporter's page, or "" for none.
 	GPUURL string
-	// GPUs selects series of the GPU page by UUID or its beginning; empty means
-	// all GPUs of the page.
+	// GPUs selects series of the GPU page by UUID or its beginning, or one MIG
+	// instance by UUID, "/" and its GPU_I_ID; empty means all GPUs of the page.
+	// Series without a UUID speak for the node and count for every endpoint.
 	GPUs []string
 	// H2C polls the engine page by HTTP/2 with prior knowledge.
 	H2C bool
@@ -93,6 +94,12 @@ type Counters struct {
 	Failures uint64 // pages not had: refused, late, not 200, too large
 	BadLines uint64 // wanted lines that could not be read
 	Rejected uint64 // numbers outside their range
+	// Frozen counts GPUs left out of a page because their energy counter had
+	// stood still: a hung exporter, or one that collects too seldom.
+	Frozen uint64
+	// Dropped counts series of GPUs beyond the 256 that a page may name, or whose
+	// names and UUIDs are longer than any GPU's.
+	Dropped uint64
 }
 
 // Scraper polls targets. It implements [telemetry.Source].
@@ -101,7 +108,7 @@ type Scraper struct {
 	own     bool
 	maxBody int64
 
-	scrapes, failures, badLines, rejected atomic.Uint64
+	scrapes, failures, badLines, rejected, frozen, dropped atomic.Uint64
 
 	mu      sync.Mutex
 	targets []Target
@@ -147,6 +154,7 @@ func (s *Scraper) Counters() Counters {
 	return Counters{
 		Scrapes: s.scrapes.Load(), Failures: s.failures.Load(),
 		BadLines: s.badLines.Load(), Rejected: s.rejected.Load(),
+		Frozen: s.frozen.Load(), Dropped: s.dropped.Load(),
 	}
 }
 
@@ -227,6 +235,7 @@ type worker struct {
 	cancel context.CancelFunc
 	ready  chan<- delivery
 	last   *telemetry.Sample // newest one with engine numbers; owned by pollEngine
+	steps  float64           // of the engine's loop at last; owned by pollEngine
 
 	mu  sync.Mutex
 	gpu telemetry.Sample // newest numbers of the GPU page
@@ -272,14 +281,17 @@ func (s *Scraper) pollEngine(ctx context.Context, w *worker) {
 	if w.target.H2C {
 		client = s.h2
 	}
-	p := s.newPage(client, w.target.EngineURL, engineNames, nil)
+	p := s.newPage(client, w.target.EngineURL)
 	s.poll(ctx, w.target, w.target.EngineURL, func() error {
-		read, err := p.fetch(ctx, w.target.Interval)
-		sample := telemetry.Sample{At: time.Now()}
+		err := p.fetch(ctx, w.target.Interval)
+		sample, steps := telemetry.Sample{At: time.Now()}, w.steps
 		if err != nil {
 			w.send(ctx, telemetry.Sample{}, err)
 		} else {
+			read := readEngine(p.buf)
+			s.count(read.stats, read.rejected)
 			read.fill(&sample)
+			steps = read.steps()
 		}
 		w.addGPU(&sample)
 		if err != nil && sample.Known == 0 {
@@ -287,7 +299,10 @@ func (s *Scraper) pollEngine(ctx context.Context, w *worker) {
 		}
 		sample.Settle(w.last)
 		if sample.Known.HasEngine() {
-			w.last = &sample
+			if steps != w.steps {
+				sample.Changed = sample.At
+			}
+			w.last, w.steps = &sample, steps
 		}
 		w.send(ctx, sample, nil)
 		return err
@@ -296,14 +311,16 @@ func (s *Scraper) pollEngine(ctx context.Context, w *worker) {
 
 // pollGPU polls the GPU page and keeps what it said for the next reading.
 func (s *Scraper) pollGPU(ctx context.Context, w *worker) {
-	p := s.newPage(s.h1, w.target.GPUURL, gpuNames, w.target.GPUs)
+	p, gpus := s.newPage(s.h1, w.target.GPUURL), newGPUPage(w.target.GPUs)
 	s.poll(ctx, w.target, w.target.GPUURL, func() error {
-		read, err := p.fetch(ctx, w.target.Interval)
-		if err != nil {
+		if err := p.fetch(ctx, w.target.Interval); err != nil {
 			return err
 		}
 		sample := telemetry.Sample{At: time.Now()}
-		read.fill(&sample)
+		sample.SetGPUs(gpus.read(p.buf, sample.At))
+		s.count(gpus.stats, gpus.rejected)
+		s.frozen.Add(uint64(gpus.frozen))
+		s.dropped.Add(uint64(gpus.dropped))
 		w.mu.Lock()
 		w.gpu = sample
 		w.mu.Unlock()
@@ -311,17 +328,19 @@ func (s *Scraper) pollGPU(ctx context.Context, w *worker) {
 	})
 }
 
+func (s *Scraper) count(st Stats, rejected int) {
+	s.badLines.Add(uint64(st.Bad))
+	s.rejected.Add(uint64(rejected))
+}
+
 // addGPU copies the GPU's numbers into a sample while they are young.
 func (w *worker) addGPU(s *telemetry.Sample) {
 	w.mu.Lock()
 	g := w.gpu
 	w.mu.Unlock()
-	if g.Known == 0 || s.At.Sub(g.At) > max(slowest, 2*w.target.Interval) {
-		return
+	if g.Known != 0 && s.At.Sub(g.At) <= max(slowest, 2*w.target.Interval) {
+		s.TakeGPU(&g)
 	}
-	s.Known |= g.Known
-	s.GPUUtil, s.DRAMActive, s.FBUsedMiB = g.GPUUtil, g.DRAMActive, g.FBUsedMiB
-	s.PowerWatts, s.XID = g.PowerWatts, g.XID
 }
 
 // poll calls scrape on a fixed grid of the target's interval until ctx ends.
@@ -360,34 +379,28 @@ func phase(url string, interval time.Duration) time.Duration {
 	return time.Duration(h.Sum64() % uint64(interval))
 }
 
-// page fetches and reads one URL again and again, with one buffer.
+// page fetches one URL again and again, with one buffer.
 type page struct {
 	scraper *Scraper
 	client  *http.Client
 	url     string
-	names   *dictionary
-	gpus    []string
-	buf     []byte
+	buf     []byte // the page, after a fetch that succeeded
 }
 
-func (s *Scraper) newPage(c *http.Client, url string, names *dictionary, gpus []string) *page {
-	return &page{scraper: s, client: c, url: url, names: names, gpus: gpus}
+func (s *Scraper) newPage(c *http.Client, url string) *page {
+	return &page{scraper: s, client: c, url: url}
 }
 
-// fetch gets and reads the page within min(2 intervals, 1 s).
-func (p *page) fetch(ctx context.Context, interval time.Duration) (reading, error) {
-	s := p.scraper
-	s.scrapes.Add(1)
+// fetch gets the page within min(2 intervals, 1 s).
+func (p *page) fetch(ctx context.Context, interval time.Duration) error {
+	p.scraper.scrapes.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, min(2*interval, slowest))
 	defer cancel()
 	if err := p.get(ctx); err != nil {
-		s.failures.Add(1)
-		return reading{}, fmt.Errorf("scrape %s: %w", p.url, err)
+		p.scraper.failures.Add(1)
+		return fmt.Errorf("scrape %s: %w", p.url, err)
 	}
-	r := p.names.read(p.buf, p.gpus)
-	s.badLines.Add(uint64(r.stats.Bad))
-	s.rejected.Add(uint64(r.rejected))
-	return r, nil
+	return nil
 }
 
 func (p *page) get(ctx context.Context) error {

@@ -256,7 +256,7 @@ func TestGPUNumbersRideAlongAndOutliveADeadEngine(t *testing.T) {
 				if time.Since(begin) > 2*time.Second {
 					xid = 79
 				}
-				return ok(fmt.Sprintf("DCGM_FI_DEV_XID_ERRORS %d\nDCGM_FI_DEV_GPU_UTIL 40\n", xid))
+				return ok(fmt.Sprintf("DCGM_FI_DEV_XID_ERRORS %d\nDCGM_FI_DEV_GPU_UTIL 40\nDCGM_FI_DEV_ROW_REMAP_PENDING 1\n", xid))
 			case time.Since(begin) > 2*time.Second:
 				return nil, errors.New("refused")
 			}
@@ -277,11 +277,50 @@ func TestGPUNumbersRideAlongAndOutliveADeadEngine(t *testing.T) {
 			w.Add(r.Sample)
 		}
 		last, _ := w.Latest()
-		if failures == 0 || last.XID != 79 || last.GPUUtil != 0.4 || last.Known.HasEngine() {
+		if failures == 0 || last.XID != 79 || last.GPUUtil != 0.4 || last.Condition != telemetry.ConditionDrain || last.Known.HasEngine() {
 			t.Fatalf("%d failures, last sample %+v", failures, last)
 		}
 		if age := w.Age(begin.Add(4 * time.Second)); age < 1500*time.Millisecond {
 			t.Fatalf("GPU numbers made a dead engine young: age %v", age)
+		}
+	})
+}
+
+// TestFrozenExporterIsNoGPU: dcgm-exporter serves its cache for ever; once its
+// energy counters stand still for 2 s the GPU is unknown, the engine is not.
+func TestFrozenExporterIsNoGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		srv := newServer(func(req *http.Request) (*http.Response, error) {
+			if req.URL.Path == "/gpu" {
+				energy := min(time.Since(begin), 2*time.Second).Milliseconds()
+				return ok(fmt.Sprintf("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION %d\nDCGM_FI_DEV_POWER_USAGE 300\nDCGM_FI_DEV_GPU_UTIL 99\n", energy))
+			}
+			return ok(fmt.Sprintf("vllm:num_requests_running 1\nvllm:generation_tokens_total %d\n", time.Since(begin)))
+		})
+		tgt := target(1)
+		tgt.GPUURL = "http://10.0.0.1:9400/gpu"
+		s := New([]Target{tgt}, Options{Client: &http.Client{Transport: srv}})
+		readings, stop := collect(s)
+		time.Sleep(10 * time.Second)
+		stop()
+		known, unknown := 0, 0
+		for _, r := range readings() {
+			age := r.Sample.At.Sub(begin)
+			switch gpu := r.Sample.Known.HasGPU(); {
+			case gpu && age > 4*time.Second+2*interval:
+				t.Fatalf("a frozen exporter's GPU is known after %v", age)
+			case gpu:
+				known++
+			case age > 5*time.Second:
+				unknown++
+			}
+			if !r.Sample.Known.HasEngine() {
+				t.Fatalf("engine unknown: %+v", r)
+			}
+		}
+		if known < 15 || unknown < 20 || s.Counters().Frozen < 20 {
+			t.Fatalf("%d samples with, %d without a GPU, %+v", known, unknown, s.Counters())
 		}
 	})
 }
@@ -300,6 +339,39 @@ func TestFrozenPageAges(t *testing.T) {
 			t.Fatalf("changed %v after the first sample", last.Changed.Sub(first.At))
 		}
 	})
+}
+
+// TestStepCountersProveLife: TGI and Triton count no tokens; their batch may
+// stand for long while each step adds to the counter of steps.
+func TestStepCountersProveLife(t *testing.T) {
+	for name, page := range map[string]string{
+		"TGI":    "tgi_batch_current_size 3\ntgi_queue_size 0\ntgi_batch_inference_count{method=\"prefill\"} 3\ntgi_batch_inference_count{method=\"next_token\"} %d\n",
+		"Triton": "nv_trt_llm_request_metrics{request_type=\"scheduled\"} 3\nnv_trt_llm_general_metrics{general_type=\"iteration_counter\"} %d\nnv_trt_llm_general_metrics{general_type=\"timestamp\"} 1700074049\n",
+	} {
+		for _, hung := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				step := 0
+				srv := newServer(func(*http.Request) (*http.Response, error) {
+					if !hung {
+						step++
+					}
+					return ok(fmt.Sprintf(page, step))
+				})
+				readings, stop := collect(New([]Target{target(1)}, Options{Client: &http.Client{Transport: srv}}))
+				time.Sleep(5 * time.Second)
+				stop()
+				var w telemetry.Window
+				for _, r := range readings() {
+					w.Add(r.Sample)
+				}
+				last, _ := w.Latest()
+				young, moved := w.Age(last.At) == 0, w.Moved().Equal(last.At)
+				if young == hung || moved == hung {
+					t.Errorf("%s, hung %v: young %v, moved %v", name, hung, young, moved)
+				}
+			})
+		}
+	}
 }
 
 func TestSecondRunIsRefused(t *testing.T) {

@@ -73,7 +73,8 @@ func TestSimulatorsPagesAreUnderstood(t *testing.T) {
 	const all = telemetry.HasKVUsage | telemetry.HasRunning | telemetry.HasWaiting | telemetry.HasKVTokens |
 		telemetry.HasPromptTokens | telemetry.HasGenerationTokens | telemetry.HasPreemptions |
 		telemetry.HasTTFT |
-		telemetry.HasGPUUtil | telemetry.HasDRAMActive | telemetry.HasFBUsed | telemetry.HasPower | telemetry.HasXID
+		telemetry.HasGPUUtil | telemetry.HasGRActive | telemetry.HasDRAMActive | telemetry.HasFBUsed | telemetry.HasFBTotal |
+		telemetry.HasPower | telemetry.HasXID
 	s := await("every field that a vLLM and a GPU have", func(r telemetry.Reading) bool { return r.Sample.Known == all })
 	if s.KVTokens < 1000 || s.FBUsedMiB < 1000 || s.XID != 0 || s.Running != 0 || s.TTFTCount != 0 {
 		t.Errorf("at rest: %+v", s)
