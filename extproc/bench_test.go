@@ -25,7 +25,7 @@ func typicalMessage(t testing.TB) []byte {
 		"x-stainless-read-timeout": "600", "content-length": "2345", "x-forwarded-proto": "http",
 		"x-request-id": "7a1e3f0c-8a55-9c3e-8a55-7a1e3f0c8a55", "x-fairlead-draw": "123456",
 	})
-	m.peek["stream"] = true
+	m.peek["stream"], m.peek["prompt_cache_key"] = true, "3f0c8a55-9c3e"
 	return marshal(t, m.proto())
 }
 
@@ -34,7 +34,8 @@ type nullLedger struct{}
 func (nullLedger) Decided(string, string, fleet.EndpointKey, time.Time) {}
 
 func benchWorld(t testing.TB) *world {
-	return newWorld(t, func(_ *plan.Inputs, o *Options) {
+	return newWorld(t, func(in *plan.Inputs, o *Options) {
+		in.Routes[0].Affinity = fleet.AffinitySession
 		o.Observe, o.Ledger, o.Now = nil, nullLedger{}, time.Now
 		ids, _ := NewIDs(7, time.Now)
 		o.IDs = ids

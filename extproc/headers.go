@@ -101,6 +101,9 @@ func (v *verdict) classify(r *request) bool {
 	}
 	if generates {
 		v.class.Prompt = promptTokens(r.bodyBytes)
+		if v.info.Affinity == fleet.AffinitySession {
+			v.class.Session = r.session()
+		}
 	}
 	if arm, known := v.plan.Pool(string(r.cluster)); known {
 		v.class.Arm = arm

@@ -233,6 +233,58 @@ func TestLongPromptsGoWhereTheKVCacheHasRoom(t *testing.T) {
 	}
 }
 
+// TestSessionsGoToOneEndpoint: by the header, else by the body's key, where the
+// route has affinity and the path generates.
+func TestSessionsGoToOneEndpoint(t *testing.T) {
+	affine := func(in *plan.Inputs, _ *Options) {
+		in.Routes[0].Affinity = fleet.AffinitySession
+		in.Pools[0] = pool("h100", "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.4:8000")
+	}
+	none := func(in *plan.Inputs, o *Options) { affine(in, o); in.Routes[0].Affinity = fleet.AffinityNone }
+	for _, row := range []struct {
+		name, route, header string
+		cacheKey            any
+		change              func(*plan.Inputs, *Options)
+		sticky              bool
+	}{
+		{"header", "chat", "ann", nil, affine, true},
+		{"body", "chat", "", "ann", affine, true},
+		{"header before body", "chat", "ann", "other", affine, true},
+		{"no session", "chat", "", nil, affine, false},
+		{"empty key", "chat", "", "", affine, false},
+		{"key is no text", "chat", "", 7, affine, false},
+		{"path doesn't generate", "chat/other", "ann", nil, affine, false},
+		{"route without affinity", "chat", "ann", nil, none, false},
+	} {
+		w := newWorld(t, row.change)
+		m := chat(map[string]string{})
+		m.route = row.route
+		if row.header != "" {
+			m.headers[wire.HeaderSessionAffinity] = row.header
+		}
+		if row.cacheKey != nil {
+			m.peek[wire.KeyPromptCacheKey] = row.cacheKey
+		}
+		seen := map[string]bool{}
+		for range 100 {
+			r := w.ask(t, m)
+			seen[strings.Split(metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string), ",")[0]] = true
+			if got := metadata(r, wire.NamespaceLog)[wire.KeyReason] == "affinity"; got != row.sticky {
+				t.Fatalf("%s: reason %v", row.name, metadata(r, wire.NamespaceLog)[wire.KeyReason])
+			}
+		}
+		if want := (map[bool]int{true: 1, false: 4})[row.sticky]; len(seen) != want {
+			t.Errorf("%s: %d endpoints; want %d", row.name, len(seen), want)
+		}
+		if row.sticky {
+			home := w.plan.Decide(plan.Class{Arm: 0, Strategy: fleet.StrategyDynamic, Generates: true, Session: plan.SessionOf([]byte("ann"))}, 1, nil)
+			if !seen[w.plan.AddressText(home.Picks[0])] {
+				t.Errorf("%s: went to %v", row.name, seen)
+			}
+		}
+	}
+}
+
 func TestRequestIDIsKeptOnlyFromTrustedCallersAndIfPlain(t *testing.T) {
 	trusting := func(_ *plan.Inputs, o *Options) {
 		o.Trusted = func(source string) bool { return strings.HasPrefix(source, "127.0.0.1:") }

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 // kind is the oneof of a ProcessingRequest; the numbers are the field numbers
@@ -51,12 +52,14 @@ type request struct {
 	header    Declared // max_tokens and its spellings
 	sampling  Sampling
 	requestID []byte
-	bodyBytes int64 // content-length; 0 when unknown
+	bodyBytes int64  // content-length; 0 when unknown
+	affinity  []byte // x-session-affinity
 
 	peeked    bool // json_to_metadata saw the body: a key, wire.KeyRead or an error
 	body      Declared
 	bodyError bool
 	stream    bool
+	cacheKey  []byte // prompt_cache_key
 
 	cluster, route, source []byte
 }
@@ -139,7 +142,7 @@ func (r *request) scan(b []byte) error {
 func (r *request) scanPhase(k kind, b []byte) error {
 	if r.kind != k {
 		r.kind, r.endOfStream = k, false
-		r.strategy, r.header, r.sampling, r.requestID, r.bodyBytes = askedNothing, Declared{}, Sampling{}, nil, 0
+		r.strategy, r.header, r.sampling, r.requestID, r.bodyBytes, r.affinity = askedNothing, Declared{}, Sampling{}, nil, 0, nil
 	}
 	if k != kindRequestHeaders {
 		return nil
@@ -213,10 +216,20 @@ func (r *request) scanHeader(b []byte) error {
 		r.sampling.topK(value)
 	case wire.HeaderRequestID:
 		r.requestID = value
+	case wire.HeaderSessionAffinity:
+		r.affinity = value
 	case headerContentLength:
 		r.bodyBytes = contentLength(value)
 	}
 	return nil
+}
+
+// session is the request's session: the header's, else the body's.
+func (r *request) session() plan.Session {
+	if len(r.affinity) > 0 {
+		return plan.SessionOf(r.affinity)
+	}
+	return plan.SessionOf(r.cacheKey)
 }
 
 // ask takes a value of x-route-strategy.
@@ -348,6 +361,8 @@ func (r *request) peek(name []byte, v value) {
 		r.body = r.body.Or(v.declared())
 	case wire.KeyStream:
 		r.stream = v.isBool && v.yes
+	case wire.KeyPromptCacheKey:
+		r.cacheKey = v.text
 	case wire.KeyError:
 		r.bodyError = r.bodyError || (v.isBool && v.yes)
 	}

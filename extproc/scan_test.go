@@ -36,6 +36,8 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 				r.sampling.topK(value)
 			case "x-request-id":
 				r.requestID = value
+			case "x-session-affinity":
+				r.affinity = value
 			case "content-length":
 				r.bodyBytes = 0
 				if n, err := strconv.ParseUint(string(value), 10, 63); err == nil && len(value) <= 18 {
@@ -61,6 +63,7 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 		}
 	}
 	r.stream = peek["stream"].GetBoolValue()
+	r.cacheKey = []byte(peek["prompt_cache_key"].GetStringValue())
 	r.bodyError = peek["error"].GetBoolValue()
 	attributes := m.GetAttributes()["envoy.filters.http.ext_proc"].GetFields()
 	r.cluster = []byte(attributes["xds.cluster_name"].GetStringValue())
@@ -91,7 +94,8 @@ func same(a, b request) bool {
 	return bytes.Equal(a.requestID, b.requestID) && bytes.Equal(a.cluster, b.cluster) && bytes.Equal(a.route, b.route) &&
 		bytes.Equal(a.source, b.source) && a.kind == b.kind && a.observe == b.observe && a.endOfStream == b.endOfStream &&
 		a.strategy == b.strategy && a.header == b.header && a.peeked == b.peeked && a.body == b.body &&
-		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream && a.bodyBytes == b.bodyBytes
+		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream && a.bodyBytes == b.bodyBytes &&
+		bytes.Equal(a.affinity, b.affinity) && bytes.Equal(a.cacheKey, b.cacheKey)
 }
 
 func drawValue(t *rapid.T) *structpb.Value {
@@ -128,7 +132,7 @@ func drawHeaders(t *rapid.T) *corev3.HeaderMap {
 	h := &corev3.HeaderMap{}
 	for range rapid.IntRange(0, 8).Draw(t, "headers") {
 		v := &corev3.HeaderValue{Key: rapid.SampledFrom([]string{":path", "x-route-strategy", "max_tokens", "x-max-tokens",
-			"max-tokens", "x-request-id", "content-length", "Max_Tokens", "temperature", "top_k", ""}).Draw(t, "key")}
+			"max-tokens", "x-request-id", "content-length", "x-session-affinity", "Max_Tokens", "temperature", "top_k", ""}).Draw(t, "key")}
 		text := rapid.SampledFrom([]string{"", "legacy", "dynamic", "16", "1e3", "-7", "+7", "123456789012345678", "1234567890123456789", "junk", "\x00\xff"}).Draw(t, "text")
 		if rapid.Bool().Draw(t, "raw") {
 			v.RawValue = []byte(text)
@@ -148,7 +152,7 @@ func drawMessage(t *rapid.T) *extprocv3.ProcessingRequest {
 	}
 	if rapid.Bool().Draw(t, "metadata") {
 		m.MetadataContext = &corev3.Metadata{FilterMetadata: drawStructs(t, []string{wire.NamespacePeek, "fairlead.log", ""},
-			[]string{"max_tokens", "max_completion_tokens", "max_output_tokens", "stream", "error", "model"})}
+			[]string{"max_tokens", "max_completion_tokens", "max_output_tokens", "stream", "error", "model", "prompt_cache_key"})}
 	}
 	end := rapid.Bool().Draw(t, "end")
 	headers := &extprocv3.HttpHeaders{Headers: drawHeaders(t), EndOfStream: end}

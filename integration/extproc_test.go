@@ -95,6 +95,7 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 				Address: e.Address, Slot: s.ledger.Load().Slot(key), Weight: w,
 				MaxInFlight: int32(p.MaxInFlight), KVFree: -1, State: fleet.StateNeutral,
 			}
+			in.InFlight = s.ledger.Load().InFlight(in.Slot)
 			if e.Drain {
 				in.State = fleet.StateDraining
 			}
@@ -106,7 +107,7 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 		route := plan.RouteInput{
 			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy,
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
-			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()),
+			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()), Affinity: r.Affinity,
 		}
 		route.Split, route.Fallback = drawnAndFurther(r)
 		in.Routes = append(in.Routes, route)

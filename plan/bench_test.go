@@ -24,6 +24,7 @@ func bigFleet(n int) Inputs {
 			Slot:        uint32(i),
 			Weight:      0.02 + float64(i%50)/50,
 			MaxInFlight: 256,
+			InFlight:    int32(i * 7 % 100),
 			KVFree:      fleet.Tokens(i%7) * 300,
 			State:       fleet.StateNeutral,
 		}
@@ -54,10 +55,14 @@ var sink Decision
 
 func BenchmarkDecide(b *testing.B) {
 	for _, n := range []int{10, 10_000} {
-		p := mustCompile(b, bigFleet(n))
+		in := bigFleet(n)
+		in.Routes[0].Affinity = fleet.AffinitySession
+		p := mustCompile(b, in)
 		usual := busyLedger(n, func(i int) int32 { return int32(i * 7 % 100) })
 		prompt := benchClass
 		prompt.Prompt = 800 // fits where 1,311 tokens are free: on three of seven
+		session := benchClass
+		session.Session = 1
 		for _, load := range []struct {
 			name  string
 			class Class
@@ -65,6 +70,7 @@ func BenchmarkDecide(b *testing.B) {
 		}{
 			{"usual", benchClass, usual},
 			{"prompt", prompt, usual},
+			{"session", session, usual}, // a new one each time; 63 % find their home
 			{"saturated", benchClass, busyLedger(n, func(int) int32 { return 256 })},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", load.name, n), func(b *testing.B) {
@@ -72,7 +78,9 @@ func BenchmarkDecide(b *testing.B) {
 				seed := uint64(0)
 				for b.Loop() {
 					seed++
-					sink = p.Decide(load.class, seed, load.live)
+					c := load.class
+					c.Session *= Session(seed)
+					sink = p.Decide(c, seed, load.live)
 				}
 			})
 		}
@@ -92,29 +100,35 @@ func BenchmarkAdvice(b *testing.B) {
 
 func BenchmarkCompile(b *testing.B) {
 	for _, n := range []int{10, 1_000, 10_000} {
-		in := bigFleet(n)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := Compile(in); err != nil {
-					b.Fatal(err)
+		for name, affinity := range map[string]fleet.Affinity{"": fleet.AffinityNone, "/affinity": fleet.AffinitySession} {
+			in := bigFleet(n)
+			in.Routes[0].Affinity = affinity
+			b.Run(fmt.Sprint(n, name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := Compile(in); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
-// TestHotPathDoesNotAllocate covers plain choices, prompts that fit in places and
-// nowhere, saturated pools, refusals, spill-over, the legacy check, advice and recording.
+// TestHotPathDoesNotAllocate covers plain choices, sessions, prompts that fit in
+// places and nowhere, saturated pools, refusals, spill-over, the legacy check, advice and recording.
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	for _, n := range []int{10, 1000, 10_000} {
-		p := mustCompile(t, bigFleet(n))
+		in := bigFleet(n)
+		in.Routes[0].Affinity = fleet.AffinitySession
+		p := mustCompile(t, in)
 		legacy := benchClass
 		legacy.Strategy = fleet.StrategyLegacy
 		aside := benchClass
 		aside.Generates = false
 		long, huge := benchClass, benchClass
 		long.Prompt, huge.Prompt = 800, 1<<20
+		session := benchClass
 		for _, fill := range []int32{0, 255, 256} {
 			var live Live = busyLedger(n, func(int) int32 { return fill })
 			var rec Record
@@ -124,7 +138,8 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			seed := uint64(0)
 			got := testing.AllocsPerRun(500, func() {
 				seed++
-				for _, c := range []Class{benchClass, legacy, aside, long, huge} {
+				session.Session = Session(seed)
+				for _, c := range []Class{benchClass, legacy, aside, long, huge, session} {
 					d := p.Decide(c, seed, live)
 					if p.AddressText(d.Picks[0]) == "none" || p.RouteInfo(c.Route) == nil {
 						t.Error("unreachable")

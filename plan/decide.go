@@ -35,6 +35,9 @@ const (
 // endpoint of share w is among the candidates of at most 1−(1−w)³ of the
 // requests.
 //
+// On a route with affinity a session's own endpoint comes before any draw, as
+// long as it is no worse a choice; see stick.
+//
 // An endpoint at its limit is not chosen while another candidate is below; a
 // pool whose endpoints are all at their limits passes the request on to the
 // next pool of the chain.
@@ -46,7 +49,8 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if r == nil {
 		return leave(c.Arm, ReasonUnknownRoute)
 	}
-	w := newWish(c, seed, live)
+	var w wish
+	w.begin(&c, seed, live)
 	if c.Strategy != fleet.StrategyDynamic {
 		return p.decideLegacy(r, c, &w)
 	}
@@ -54,11 +58,23 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if !known {
 		return leave(c.Arm, ReasonUnknownArm)
 	}
+	if r.sticky {
+		w.session = c.Session
+	}
 	for pos, id := range ch {
 		pl := &p.pools[id]
 		t := pl.tables[w.level]
 		if t == nil {
 			continue
+		}
+		if w.session != 0 {
+			if got, ok := pl.stick(&w); ok {
+				p.steer(&d, ch, pos, got, &w)
+				if !d.Moved {
+					d.Reason = ReasonAffinity
+				}
+				return d
+			}
 		}
 		if got, full := pl.choose(t, &w); !full {
 			p.steer(&d, ch, pos, got, &w)
@@ -76,14 +92,17 @@ type wish struct {
 	// need is how much free KV cache an endpoint must have, in tokens; 0 when the
 	// prompt is unknown: then only the level's table looks at the KV cache.
 	need int32
+	// session is 0 where none counts.
+	session Session
 }
 
-func newWish(c Class, seed uint64, live Live) wish {
-	w := wish{rng: newDraws(seed), live: live, level: min(c.Level, fleet.BurstLevels-1)}
+// begin fills in place: a copy of what was just written costs a fifth of a
+// decision's time.
+func (w *wish) begin(c *Class, seed uint64, live Live) {
+	w.rng, w.live, w.level = newDraws(seed), live, min(c.Level, fleet.BurstLevels-1)
 	if c.Prompt > 0 {
 		w.need = int32(min(c.Prompt, math.MaxInt32/2) + w.level.UpperBudget())
 	}
-	return w
 }
 
 // able reports whether an endpoint with that much in flight may take the
@@ -153,6 +172,19 @@ func (p *Plan) decideFull(ch []PoolID, c Class, w *wish) (d Decision) {
 type choice struct {
 	won, lost         int32
 	liveWon, liveLost int32
+}
+
+// stick takes the session's home, if that is calm, has room in its KV cache for
+// the request (for the level's budget at least), and has not much more in flight
+// than the pool's mean. Otherwise the request goes where any other would: the
+// session comes home with its next.
+func (pl *pool) stick(w *wish) (choice, bool) {
+	home := pl.ring.home(w.session)
+	e := &pl.endpoints[home]
+	n := w.live.InFlight(e.slot)
+	room := max(w.need, int32(w.level.UpperBudget()))
+	return choice{won: home, lost: home, liveWon: n, liveLost: n},
+		e.calm && n <= pl.ring.most && e.kv >= room && !e.full(n)
 }
 
 // choose draws an endpoint below its limit, with room for the request if one

@@ -18,7 +18,7 @@ import (
 // other, so that equal digests mean equal inputs.
 const (
 	encodingMagic   = "fairlead-plan"
-	encodingVersion = 1
+	encodingVersion = 2
 )
 
 // AppendCanonical appends the canonical encoding of in to dst.
@@ -52,6 +52,7 @@ func appendEndpoint(dst []byte, e *EndpointInput) []byte {
 	dst = binary.AppendUvarint(dst, uint64(e.Slot))
 	dst = appendFloat(dst, e.Weight)
 	dst = binary.AppendVarint(dst, int64(e.MaxInFlight))
+	dst = binary.AppendVarint(dst, int64(e.InFlight))
 	dst = binary.AppendVarint(dst, int64(e.KVFree))
 	dst = appendFloat(dst, float64(e.Risk))
 	return append(dst, byte(e.State))
@@ -63,7 +64,8 @@ func appendRoute(dst []byte, r *RouteInput) []byte {
 	dst = binary.AppendVarint(dst, int64(r.DefaultBudget))
 	dst = binary.AppendUvarint(dst, uint64(r.FirstTokenMillis))
 	dst = appendStrings(dst, r.Split)
-	return appendStrings(dst, r.Fallback)
+	dst = appendStrings(dst, r.Fallback)
+	return append(dst, byte(r.Affinity))
 }
 
 func appendStrings(dst []byte, list []string) []byte {
@@ -153,6 +155,7 @@ func (d *decoder) endpoint() EndpointInput {
 		Slot:        uint32(d.uvarint(math.MaxUint32)),
 		Weight:      d.float(),
 		MaxInFlight: int32(d.varint(math.MinInt32, math.MaxInt32)),
+		InFlight:    int32(d.varint(math.MinInt32, math.MaxInt32)),
 		KVFree:      fleet.Tokens(d.varint(math.MinInt64, math.MaxInt64)),
 		Risk:        fleet.Risk(d.float()),
 		State:       fleet.State(d.byte()),
@@ -170,6 +173,7 @@ func (d *decoder) route() RouteInput {
 		FirstTokenMillis: uint32(d.uvarint(math.MaxUint32)),
 		Split:            list(d, d.string),
 		Fallback:         list(d, d.string),
+		Affinity:         fleet.Affinity(d.byte()),
 	}
 }
 

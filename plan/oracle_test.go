@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -54,6 +55,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 	}
 
 	firstAlive := -1
+	sticky := r.Affinity == fleet.AffinitySession && c.Session != 0
 	for pos, name := range chain {
 		able := oracleAble(in, name, c.Level)
 		if len(able) == 0 {
@@ -61,6 +63,13 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		}
 		if firstAlive < 0 {
 			firstAlive = pos
+		}
+		if home := oracleHome(in, name, c, counts); sticky && home >= 0 {
+			out := oracleSteer(in, chain, pos, c.Level, []int{home})
+			if pos == 0 {
+				out.reason = ReasonAffinity
+			}
+			return out
 		}
 		var free []int
 		for _, i := range able {
@@ -118,6 +127,36 @@ func oraclePool(in Inputs, name string) PoolInput {
 		}
 	}
 	return PoolInput{}
+}
+
+// oracleHome is the session's endpoint if it may take the request, else −1: of
+// all endpoints of weight > 0 the one whose point is nearest behind a probe.
+func oracleHome(in Inputs, name string, c Class, counts []int32) int {
+	p := oraclePool(in, name)
+	home, nearest, members, inFlight := -1, uint64(math.MaxUint64), 0, int32(0)
+	for i, e := range p.Endpoints {
+		if e.Weight == 0 || e.State == fleet.StateDraining {
+			continue
+		}
+		members++
+		inFlight += e.InFlight
+		for k := range uint64(probes) {
+			probe := mix(uint64(c.Session)) + (k+1)*mix(uint64(c.Session)+golden)
+			if distance := place(e.Address) - probe; distance < nearest {
+				home, nearest = i, distance
+			}
+		}
+	}
+	if home < 0 {
+		return -1
+	}
+	e, n := p.Endpoints[home], counts[p.Endpoints[home].Slot]
+	switch {
+	case e.Risk >= 0.5, e.MaxInFlight > 0 && n >= e.MaxInFlight, float64(n) > 1.25*float64(inFlight)/float64(members)+1,
+		e.KVFree >= 0 && e.KVFree < max(c.Prompt, 0)+c.Level.UpperBudget():
+		return -1
+	}
+	return home
 }
 
 // oracleRoomy keeps the endpoints whose free KV cache holds the prompt and the

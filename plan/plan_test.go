@@ -25,6 +25,7 @@ func TestCompileSaysWhatIsImpossible(t *testing.T) {
 		{"negative weight", func(in *Inputs) { in.Pools[0].Endpoints[0].Weight = -1 }, "weight is -1"},
 		{"NaN risk", func(in *Inputs) { in.Pools[0].Endpoints[0].Risk = fleet.Risk(math.NaN()) }, "risk is NaN"},
 		{"negative limit", func(in *Inputs) { in.Pools[0].Endpoints[0].MaxInFlight = -1 }, "limit in flight is -1"},
+		{"negative count", func(in *Inputs) { in.Pools[0].Endpoints[0].InFlight = -1 }, "-1 attempts in flight"},
 		{"KV below unknown", func(in *Inputs) { in.Pools[0].Endpoints[0].KVFree = -2 }, "free KV tokens are -2"},
 		{"no address", func(in *Inputs) { in.Pools[0].Endpoints[0].Address = netip.AddrPort{} }, "address is not valid"},
 		{"address twice", func(in *Inputs) { in.Pools[0].Endpoints[1].Address = in.Pools[0].Endpoints[0].Address }, "10.1.0.0:80 occurs twice"},
@@ -289,7 +290,7 @@ func TestNegativeZeroIsZero(t *testing.T) {
 // TestDigestIsStable pins the encoding: a change of this value is a change of
 // version.
 func TestDigestIsStable(t *testing.T) {
-	if got, want := mustCompile(t, bigFleet(10)).Digest(), "f4d6f8466e75e5cd"; got != want {
+	if got, want := mustCompile(t, bigFleet(10)).Digest(), "91fe9cd72f0a9c90"; got != want {
 		t.Errorf("digest is %s, want %s", got, want)
 	}
 }
@@ -366,7 +367,7 @@ func TestDecodeInputsSaysWhatIsWrong(t *testing.T) {
 	}{
 		{"empty", nil, "ends too early"},
 		{"other magic", []byte("something else than that"), `does not begin with "fairlead-plan"`},
-		{"other version", version, "version is 9; accepted: 1"},
+		{"other version", version, "version is 9; accepted: 2"},
 		{"cut", good[:len(good)-3], "ends too early"},
 		{"longer", append(append([]byte(nil), good...), 1, 2), "2 bytes follow the end"},
 		{"long integer", append(append([]byte(encodingMagic), encodingVersion), 0x80, 0x00), "longer than it need be"},

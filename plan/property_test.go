@@ -33,6 +33,7 @@ func drawInputs(t *rapid.T) Inputs {
 				Slot:        slot,
 				Weight:      rapid.SampledFrom([]float64{0, 0, 0.02, 0.3, 1, 7}).Draw(t, "weight"),
 				MaxInFlight: rapid.SampledFrom([]int32{0, 1, 2, 4}).Draw(t, "max"),
+				InFlight:    rapid.Int32Range(0, 5).Draw(t, "in flight"),
 				KVFree:      rapid.SampledFrom([]fleet.Tokens{-1, 0, 100, 600, 5000}).Draw(t, "kv"),
 				Risk:        fleet.Risk(rapid.Float64Range(0, 1).Draw(t, "risk")),
 				State:       rapid.SampledFrom([]fleet.State{fleet.StateNeutral, fleet.StateNeutral, fleet.StateUnknown, fleet.StateDraining}).Draw(t, "state"),
@@ -50,6 +51,7 @@ func drawInputs(t *rapid.T) Inputs {
 			Name: fmt.Sprint("route-", i), Dialect: fleet.DialectOpenAI, Strategy: fleet.StrategyDynamic,
 			ClientStrategy: fleet.ClientStrategyHonor, TrustDeclared: rapid.Bool().Draw(t, "trust"),
 			DefaultBudget: 512, Split: names("split", 1), Fallback: names("fallback", 0),
+			Affinity: rapid.SampledFrom([]fleet.Affinity{0, fleet.AffinityNone, fleet.AffinitySession}).Draw(t, "affinity"),
 		})
 	}
 	return in
@@ -70,6 +72,7 @@ func drawClass(t *rapid.T, in Inputs) Class {
 		Level:     fleet.BurstLevel(rapid.IntRange(0, fleet.BurstLevels-1).Draw(t, "level")),
 		Strategy:  rapid.SampledFrom([]fleet.Strategy{0, fleet.StrategyLegacy, fleet.StrategyDynamic, fleet.StrategyDynamic}).Draw(t, "strategy"),
 		Prompt:    rapid.SampledFrom([]fleet.Tokens{-5, 0, 0, 1, 90, 300, 4000, 1 << 40}).Draw(t, "prompt"),
+		Session:   Session(rapid.SampledFrom([]uint64{0, 1, 2, 1 << 60}).Draw(t, "session")),
 		Generates: rapid.Bool().Draw(t, "generates"),
 	}
 }

@@ -19,10 +19,10 @@ var update = flag.Bool("update", false, "rewrite the decisions in testdata")
 // below each request stand the decisions for seeds 1, 2, 3 … Lines:
 //
 //	pool NAME                                  then its endpoints:
-//	  ADDRESS [weight=1] [max=0] [kv=-1] [risk=0] [state=neutral]
-//	route NAME split=A,B [fallback=C,D]
+//	  ADDRESS [weight=1] [max=0] [inflight=0] [kv=-1] [risk=0] [state=neutral]
+//	route NAME split=A,B [fallback=C,D] [affinity=none]
 //	live N N N …                               in flight, endpoint by endpoint
-//	decide [route=NAME] arm=POOL|none [level=0] [prompt=0] [strategy=dynamic] [generates=true] [seeds=4]
+//	decide [route=NAME] arm=POOL|none [level=0] [prompt=0] [session=KEY] [strategy=dynamic] [generates=true] [seeds=4]
 //	> …                                        a decision (written by -update)
 //
 // The chosen endpoint stands first with its count, then the runner-up with its
@@ -95,6 +95,9 @@ func (s *script) line(line string) (string, error) {
 		if args["fallback"] != "" {
 			r.Fallback = strings.Split(args["fallback"], ",")
 		}
+		if args["affinity"] == "session" {
+			r.Affinity = fleet.AffinitySession
+		}
 		s.in.Routes = append(s.in.Routes, r)
 	case "live":
 		s.live = nil
@@ -139,6 +142,8 @@ func (s *script) endpoint(address string, args map[string]string) error {
 			e.Weight = n
 		case key == "max":
 			e.MaxInFlight = int32(n)
+		case key == "inflight":
+			e.InFlight = int32(n)
 		case key == "kv":
 			e.KVFree = fleet.Tokens(n)
 		case key == "risk":
@@ -182,6 +187,7 @@ func (s *script) decide(args map[string]string) (string, error) {
 	c.Level = fleet.BurstLevel(level)
 	prompt, _ := strconv.Atoi(args["prompt"])
 	c.Prompt = fleet.Tokens(prompt)
+	c.Session = SessionOf([]byte(args["session"]))
 	seeds, err := strconv.Atoi(args["seeds"])
 	if err != nil {
 		seeds = 4

@@ -40,6 +40,9 @@ type EndpointInput struct {
 	Weight float64
 	// MaxInFlight bounds concurrent attempts; 0 means unlimited.
 	MaxInFlight int32
+	// InFlight ≥ 0 is how many attempts were in flight at the tick. It sets the
+	// mean that the load bound of sessions goes by; limits go by the live count.
+	InFlight int32
 	// KVFree is the free part of the KV cache in tokens, or −1 if unknown.
 	KVFree fleet.Tokens
 	Risk   fleet.Risk
@@ -75,6 +78,9 @@ type RouteInput struct {
 	// Fallback are the pools after those of the split: the split's pools of
 	// weight 0, which get no draw, then the route's fallback.
 	Fallback []string
+	// Affinity AffinitySession sends the requests of one session to one endpoint
+	// of the pool while that endpoint has room; 0 is AffinityNone.
+	Affinity fleet.Affinity
 }
 
 // Live reports how many attempts are in flight on an endpoint's slot.
@@ -104,6 +110,9 @@ type Class struct {
 	// other of the pool has room. Requests are never refused, nor moved to
 	// another pool, for that: the estimate is rough, and a full KV cache empties.
 	Prompt fleet.Tokens
+	// Session is what requests that belong together share; 0 is none. It counts
+	// on routes with AffinitySession.
+	Session Session
 	// Generates is false for paths that do not generate tokens: such requests
 	// are steered but never shed.
 	Generates bool
@@ -134,12 +143,13 @@ const (
 	ReasonAllBusy                        // refused: every endpoint that may serve is at its limit
 	ReasonNothingAlive                   // no pool of the chain has an endpoint; left to Envoy
 	ReasonUnknownArm                     // the route splits and the drawn pool is unknown; left to Envoy
+	ReasonAffinity                       // the session's own endpoint
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
-	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm",
+	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity",
 }
 
 func (r Reason) String() string {
