@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/agent"
+	"github.com/fairlead-proxy/fairlead/telemetry/dcgm"
 	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
 )
@@ -75,9 +75,11 @@ func agentOptions(cfg *agent.Config, log *slog.Logger) (agent.Options, error) {
 	}
 	o.Sender = sender
 	if !cfg.DCGM.Off {
-		if o.GPUs, err = openGPUs(cfg, log); err != nil {
-			return o, fmt.Errorf("%w (dcgm: { off: true } or --dcgm off does without GPUs)", err)
+		source, err := dcgm.New(dcgm.Options{Host: cfg.DCGM.Host, Interval: cfg.Interval, Log: log})
+		if err != nil {
+			return o, fmt.Errorf("%w (without GPUs: --dcgm off)", err)
 		}
+		o.GPUs = source
 	}
 	return o, nil
 }
@@ -143,9 +145,4 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
-}
-
-// openGPUs opens the GPUs' source.
-func openGPUs(*agent.Config, *slog.Logger) (agent.GPUSource, error) {
-	return nil, errors.New("this binary reads no GPUs")
 }

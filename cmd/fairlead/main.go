@@ -35,6 +35,7 @@ type stdio struct {
 var commands = []command{
 	{"demo", "run everything on this machine: simulated GPUs, serve, several real Envoys, load", runDemo},
 	{"serve", "run the xDS server, ext_proc, access-log receiver, telemetry and admin API", runServe},
+	{"agent", "run on a GPU node: read its GPUs and model servers, push both to serve", runAgent},
 	{"sim", "run simulated model servers from a fleet file", runSim},
 	{"bootstrap", "print the Envoy bootstrap for a sidecar of a group", runBootstrap},
 	{"envoy", "find or fetch an Envoy and run it as a sidecar of a group", runEnvoy},

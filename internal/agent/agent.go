@@ -251,7 +251,7 @@ func (a *Agent) takeGPUs(f telemetry.GPUFrame) {
 	a.counts.GPUReads++
 	if f.Err != nil {
 		a.counts.GPUFailures++
-		if before.Err == nil || before.Err.Error() != f.Err.Error() {
+		if before.Err == nil {
 			a.o.Log.Warn("GPUs can't be read", "error", f.Err)
 		}
 		return
