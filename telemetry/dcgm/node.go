@@ -472,6 +472,11 @@ func (n *node) gpu(d *device, now time.Time) (g telemetry.GPU, ok bool) {
 	if !board.frozen(now, n.interval) {
 		n.numbers(&g, d, board, now)
 	}
+	if n.dark(board, now) && n.dark(d, now) && g.Condition() <= telemetry.ConditionOK {
+		// Levels are sampled once a second: those of a moment ago can't vouch for
+		// a GPU that tells nothing now. Bad ones still count.
+		g = telemetry.GPU{ID: g.ID, Profile: g.Profile, Model: g.Model}
+	}
 	if x := board.xid; x != nil && x.begun && (x.code != 0 || g.Known != 0) {
 		g.XID, g.XIDEvents = x.code, x.events
 		g.Known |= telemetry.GPUHasXID

@@ -279,11 +279,13 @@ func (r *reader) read() (telemetry.GPUFrame, error) {
 	return f, nil
 }
 
-// refresh begins a new epoch if GPUs or MIG instances came or went.
+// refresh begins a new epoch if GPUs or MIG instances came or went. Where DCGM
+// does not tell, the read that follows fails too, and says why better.
 func (r *reader) refresh() error {
 	t, err := r.engine.topology()
 	if err != nil {
-		return fmt.Errorf("list GPUs: %w", err)
+		r.log.Debug("list GPUs", "err", err)
+		return nil
 	}
 	r.checkSoon = false
 	t.sort()
