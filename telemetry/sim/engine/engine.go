@@ -140,13 +140,13 @@ func (e *Engine) SetSlow(factor float64) { e.slow = factor }
 // Slow is the factor of SetSlow.
 func (e *Engine) Slow() float64 { return e.slow }
 
-// Blocks is the size of the KV cache in blocks; Used is how many are held.
+// Blocks is the size of the KV cache in blocks.
 func (e *Engine) Blocks() int { return e.blocks }
 
 // Used is the number of KV blocks held.
 func (e *Engine) Used() int { return e.used }
 
-// RunningLen and WaitingLen are the sizes of batch and queue.
+// RunningLen is the size of the batch.
 func (e *Engine) RunningLen() int { return len(e.running) }
 
 // WaitingLen is the length of the queue.
@@ -160,6 +160,10 @@ func (e *Engine) TTFT() *Histogram { return &e.ttft }
 
 // ITL is the histogram of inter-token latencies. The caller must not write it.
 func (e *Engine) ITL() *Histogram { return &e.itl }
+
+// SetITLBounds empties the histogram of inter-token latencies and gives it other
+// bounds, in ascending seconds.
+func (e *Engine) SetITLBounds(bounds []float64) { e.itl = NewHistogram(bounds) }
 
 // Blocked is why the head of the queue could not be admitted when the step under
 // way was planned. It holds until the next Begin, so that a step longer than the

@@ -1,6 +1,10 @@
 package engine
 
-import "time"
+import (
+	"math"
+	"slices"
+	"time"
+)
 
 // Bucket bounds in seconds, those of vLLM's histograms. They are not to be
 // written.
@@ -21,6 +25,11 @@ type Histogram struct {
 	Counts []uint64  // per bucket, the last one unbounded
 	Sum    float64   // seconds
 	Total  uint64
+
+	// The sequences of a batch have one gap in common, so the last answer is
+	// kept.
+	lastD  time.Duration
+	lastAt int
 }
 
 // NewHistogram returns an empty histogram with the given upper bounds.
@@ -31,11 +40,35 @@ func NewHistogram(bounds []float64) Histogram {
 // Observe counts d; a negative one counts as 0.
 func (h *Histogram) Observe(d time.Duration) {
 	s := max(d, 0).Seconds()
-	i := 0
-	for i < len(h.Bounds) && s > h.Bounds[i] {
-		i++
+	if d != h.lastD || h.Total == 0 {
+		h.lastD = d
+		h.lastAt, _ = slices.BinarySearch(h.Bounds, s)
 	}
-	h.Counts[i]++
+	h.Counts[h.lastAt]++
 	h.Sum += s
 	h.Total++
+}
+
+// Quantile is the upper bound in seconds of the bucket that holds the q-quantile,
+// +Inf for the last bucket's, 0 for an empty histogram.
+func (h *Histogram) Quantile(q float64) float64 {
+	if h.Total == 0 {
+		return 0
+	}
+	rank, below := uint64(math.Ceil(q*float64(h.Total))), uint64(0)
+	for i, n := range h.Counts[:len(h.Bounds)] {
+		if below += n; below >= rank {
+			return h.Bounds[i]
+		}
+	}
+	return math.Inf(1)
+}
+
+// Merge adds the counts of another histogram with the same bounds.
+func (h *Histogram) Merge(other *Histogram) {
+	for i, n := range other.Counts {
+		h.Counts[i] += n
+	}
+	h.Sum += other.Sum
+	h.Total += other.Total
 }
