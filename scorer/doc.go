@@ -6,7 +6,8 @@
 // weights and states are inputs of a plan.
 //
 // Invariants, each held by a property test:
-//   - missing data never ejects;
+//   - missing data never ejects: not of the engine, and not of the GPU, whose
+//     driver may answer for no GPU of a node any more;
 //   - of a pool with n endpoints at least max(1, ⌈n/2⌉) serve, whatever their
 //     risk;
 //   - failures that a third of a pool shows at once, and more than one endpoint,

@@ -19,18 +19,21 @@ const (
 	ReasonNone     Reason = iota + 1 // nothing but its risk shapes the weight
 	ReasonRisk                       // ejected: risk above RiskEject in two samples running
 	ReasonXID                        // ejected: an XID that needs a reset
-	ReasonLost                       // ejected: the GPU has fallen off the bus (XID 79)
+	ReasonLost                       // ejected: the GPU has fallen off the bus (XID 79), or the driver has lost it
 	ReasonOOM                        // ejected: three out-of-memory answers in a row, which other endpoints don't give
 	ReasonRefused                    // ejected: three refused or reset connections in a row
 	ReasonGateHeld                   // would be ejected; kept because the pool cannot spare it
 	ReasonProbe                      // readmitted or new: slow start is running
 	ReasonStale                      // no telemetry young enough to judge
 	ReasonNoSource                   // the pool has no telemetry; weight is plain capacity
+	ReasonGPU                        // ejected: the driver says that a GPU needs a reset or a reboot, or could not remap a row
+	ReasonGPUDrain                   // half the weight: the driver asks for a reset at leisure
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "none", "risk", "xid", "lost", "oom", "refused", "gate_held", "probe", "stale", "no_source",
+	"gpu", "gpu_drain",
 }
 
 func (r Reason) String() string {
@@ -107,6 +110,10 @@ const (
 	// weightFloor keeps a little traffic on every endpoint that serves: it shows
 	// when the endpoint gets better, which no silent one can.
 	weightFloor = 0.02
+	// drainShare is what is left of the weight of an endpoint whose GPU asks for a
+	// reset at leisure: it works, and emptied it can be reset sooner, but who
+	// drains it, and when, is the operator's to say (endpoints[].drain).
+	drainShare = 0.5
 	// slowStart is Envoy's formula with aggression 1: weight · max(0.1, t/30 s).
 	slowStart    = 30 * time.Second
 	slowStartMin = 0.1
@@ -203,7 +210,8 @@ type endpoint struct {
 	lastSample time.Time // arrival of the newest sample that was judged
 	judged     bool      // risk holds a word of the model
 	age        time.Duration
-	busySince  time.Time // since when own requests have been in flight without a break
+	condition  telemetry.Condition // as said within holdAge, else 0
+	busySince  time.Time           // since when own requests have been in flight without a break
 	risk       float64
 	margin     float64
 	smoothed   float64
@@ -321,6 +329,7 @@ func (e *endpoint) observe(now time.Time, model Model) {
 	}
 	e.oomStreak = own.OOMStreak
 	e.age = e.telemetryAge(now)
+	e.condition = e.gpuCondition(now)
 	if e.age > holdAge {
 		e.bad, e.calm, e.prefer, e.preferred = 0, 0, 0, false
 		return
@@ -372,6 +381,19 @@ func (e *endpoint) telemetryAge(now time.Time) time.Duration {
 		age = max(age, still)
 	}
 	return age
+}
+
+// gpuCondition is what the driver says of the endpoint's GPUs, 0 if nothing that
+// is young enough.
+func (e *endpoint) gpuCondition(now time.Time) telemetry.Condition {
+	if e.view.Window == nil {
+		return 0
+	}
+	s, ok := e.view.Window.Last(telemetry.HasCondition, now, holdAge)
+	if !ok {
+		return 0
+	}
+	return s.Condition
 }
 
 func (e *endpoint) smooth() {
@@ -465,6 +487,11 @@ func (e *endpoint) troubled(now time.Time) bool {
 // findFaults looks for a new hard fault. A streak of out-of-memory answers that
 // grew while the whole pool was in trouble is passed over; only answers after
 // that count against the endpoint.
+//
+// A GPU's condition is a level: it counts also when it stands at first sight, is
+// a fault for as long as it is said, and is the reason shown. What the driver
+// does not say (a node whose driver answers no more, XID 119, leaves every GPU
+// without a word) is no fault; such GPUs' endpoints are judged by their engines.
 func (e *endpoint) findFaults(now time.Time, shared bool) {
 	own := e.view.Own
 	e.oomSeen = min(e.oomSeen, own.OOMStreak)
@@ -474,10 +501,14 @@ func (e *endpoint) findFaults(now time.Time, shared bool) {
 		e.oomSeen = own.OOMStreak
 	}
 	xid := e.newXID()
-	reason := Reason(0)
+	reason, standing := Reason(0), false
 	switch {
+	case e.condition == telemetry.ConditionLost:
+		reason, standing = ReasonLost, true
 	case xid == telemetry.XIDLost:
 		reason = ReasonLost
+	case e.condition == telemetry.ConditionEject:
+		reason, standing = ReasonGPU, true
 	case telemetry.ClassifyXID(xid) == telemetry.XIDEject:
 		reason = ReasonXID
 	case own.OOMStreak >= faultStreak && own.OOMStreak > e.oomSeen:
@@ -493,6 +524,8 @@ func (e *endpoint) findFaults(now time.Time, shared bool) {
 			e.faults = 0
 		}
 		e.faults++
+	}
+	if e.fault == 0 || standing {
 		e.fault = reason
 	}
 	e.faultAt = now
@@ -530,7 +563,8 @@ func (e *endpoint) weighRisk() {
 
 // endFault ends a hard fault once its hold is over and something shows that the
 // endpoint is well: calm samples since the fault, good answers, or, where the
-// whole pool is blind, time alone.
+// whole pool is blind, time alone. The hold of a GPU's condition begins when the
+// driver says it no more.
 func (e *endpoint) endFault(now time.Time, blind bool) {
 	if e.fault == 0 {
 		return
@@ -590,6 +624,8 @@ func (e *endpoint) state() (fleet.State, Reason) {
 		reason = ReasonNoSource
 	case e.stale():
 		reason = ReasonStale
+	case e.draining():
+		reason = ReasonGPUDrain
 	case !e.admitted.IsZero():
 		reason = ReasonProbe
 	}
@@ -598,14 +634,18 @@ func (e *endpoint) state() (fleet.State, Reason) {
 		return fleet.StateUnknown, reason
 	case !e.admitted.IsZero():
 		return fleet.StateProbe, reason
-	case e.preferred && !e.out():
+	case e.preferred && !e.out() && !e.draining():
 		return fleet.StatePreferred, reason
 	}
 	return fleet.StateNeutral, reason
 }
 
-// weight is capacity · max(0.02, (1−r)²) · slow start. In a blind pool it is
-// capacity · slow start: nothing is known that could tell endpoints apart.
+// draining reports whether a GPU works and asks for a reset at leisure.
+func (e *endpoint) draining() bool { return e.condition == telemetry.ConditionDrain }
+
+// weight is capacity · max(0.02, (1−r)²) · slow start, and half of that with a
+// GPU to be drained. In a blind pool it is capacity · slow start: nothing is
+// known that could tell endpoints apart.
 func (e *endpoint) weight(now time.Time, blind bool) float64 {
 	if e.ejected {
 		return 0
@@ -616,6 +656,9 @@ func (e *endpoint) weight(now time.Time, blind bool) float64 {
 		share = weightFloor
 	case blind:
 		share = 1
+	}
+	if e.draining() {
+		share *= drainShare
 	}
 	if !e.admitted.IsZero() {
 		t := max(time.Second, now.Sub(e.admitted))

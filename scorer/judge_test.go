@@ -125,6 +125,10 @@ func TestEnoughEndpointsServe(t *testing.T) {
 					e.own.InFlight = rng.Int32N(20) - 1
 				case 11:
 					e.own.Successes = rng.Uint64N(10)
+				case 14:
+					f.setOne(e, "condition="+[]string{"ok", "drain", "eject", "lost"}[rng.IntN(4)])
+				case 15:
+					f.setOne(e, "nogpu")
 				case 13:
 					e.own.Errors5s, e.own.Attempts5s = rng.IntN(5), rng.IntN(40)
 				case 12:

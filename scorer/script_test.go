@@ -41,11 +41,13 @@ func (direct) Assess(w *telemetry.Window, _ Own, now time.Time) (Assessment, boo
 //	pool N [max=M] [notelemetry]    a new pool of endpoints a, b, c, … (always the first command)
 //	add [C]                         one more endpoint, with capacity C
 //	remove E                        takes endpoint E away
-//	set E… key=value…               what E (or *) says from now on: risk, running, kvtokens, xid, and
+//	set E… key=value…               what E (or *) says from now on: risk, running, kvtokens, xid, xidevents
+//	                                (a count of them), condition (of its GPUs: ok, drain, eject, lost), and
 //	                                what we know of it: inflight, oom, refused, successes, errors, attempts
 //	                                (of the last 5 s); bare words:
 //	                                silent, speaking (its page fails, answers), frozen, moving (its
-//	                                numbers stand still, move), noxid (the series is absent)
+//	                                numbers stand still, move), noxid (the series is absent), nogpu (its
+//	                                GPUs say nothing), noengine, engine (its server says nothing, speaks)
 //	tick N                          N ticks of 200 ms; prints each endpoint after the last
 //	trace N                         the same, and a line for each change of state or reason
 //
@@ -229,7 +231,7 @@ func (f *fakePool) setOne(e *fakeEndpoint, word string) {
 	f.t.Helper()
 	key, text, _ := strings.Cut(word, "=")
 	v := 0.0
-	if text != "" {
+	if text != "" && key != "condition" {
 		v = f.number(text)
 	}
 	switch key {
@@ -243,6 +245,21 @@ func (f *fakePool) setOne(e *fakeEndpoint, word string) {
 	case "xid":
 		e.sample.XID = int(v)
 		e.sample.Known |= telemetry.HasXID
+	case "xidevents":
+		e.sample.XIDEvents = v
+	case "condition":
+		e.sample.Known |= telemetry.HasCondition
+		for e.sample.Condition = telemetry.ConditionOK; e.sample.Condition.String() != text; e.sample.Condition++ {
+			if e.sample.Condition > telemetry.ConditionLost {
+				f.t.Fatalf("set: unknown condition %q", text)
+			}
+		}
+	case "nogpu":
+		e.sample.Known &^= telemetry.HasXID | telemetry.HasGPUUtil | telemetry.HasCondition
+	case "noengine":
+		e.sample.Known &^= telemetry.HasKVUsage | telemetry.HasRunning | telemetry.HasGenerationTokens
+	case "engine":
+		e.sample.Known |= telemetry.HasKVUsage | telemetry.HasRunning | telemetry.HasGenerationTokens
 	case "noxid":
 		e.sample.Known &^= telemetry.HasXID
 	case "inflight":
