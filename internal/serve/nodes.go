@@ -20,7 +20,7 @@ func hostOf(a netip.AddrPort) string { return a.Addr().Unmap().String() }
 
 // gpuFaults are the reasons for which a node's GPU is to blame.
 var gpuFaults = map[string]bool{
-	scorer.ReasonXID.String(): true, scorer.ReasonLost.String(): true,
+	scorer.ReasonXID.String(): true, scorer.ReasonLost.String(): true, scorer.ReasonGPU.String(): true,
 }
 
 // nodesOf judges every machine of the config, in the order in which they first

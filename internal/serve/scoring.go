@@ -136,8 +136,9 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 	shown := admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name(), Model: s.model.digest}
 	for i := range s.config.Pools {
 		p := &s.config.Pools[i]
-		input, pool := s.pool(now, p, verdicts[:len(p.Endpoints)])
-		verdicts = verdicts[len(p.Endpoints):]
+		inService := serving(p)
+		input, pool := s.pool(now, p, verdicts[:inService])
+		verdicts = verdicts[inService:]
 		inputs.Pools = append(inputs.Pools, input)
 		shown.Pools = append(shown.Pools, pool)
 	}
@@ -152,12 +153,28 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 	return inputs, shown
 }
 
-// views are the judge's inputs, pools and endpoints in the config's order.
+// serving is how many endpoints of a pool are not draining.
+func serving(p *fleet.Pool) int {
+	n := 0
+	for i := range p.Endpoints {
+		if !p.Endpoints[i].Drain {
+			n++
+		}
+	}
+	return n
+}
+
+// views are the judge's inputs, pools and endpoints in the config's order. An
+// endpoint that drains is not judged: it is no capacity that the gate may count
+// on, and it starts slowly when it comes back.
 func (s *scoring) views(now time.Time) []scorer.PoolView {
 	out := make([]scorer.PoolView, 0, len(s.config.Pools))
 	for _, p := range s.config.Pools {
 		view := scorer.PoolView{Name: p.Name, MaxInFlight: p.MaxInFlight, Endpoints: make([]scorer.EndpointView, 0, len(p.Endpoints))}
 		for _, e := range p.Endpoints {
+			if e.Drain {
+				continue
+			}
 			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 			t := s.endpoints[key]
 			v := scorer.EndpointView{Address: e.Address, Capacity: e.Capacity, Own: t.ends.own()}
@@ -180,15 +197,21 @@ func (s *scoring) views(now time.Time) []scorer.PoolView {
 	return out
 }
 
+// draining stands for the verdict of an endpoint that the config drains.
+var draining = scorer.Verdict{State: fleet.StateDraining, Reason: scorer.ReasonNone, KVFree: -1, Stale: true}
+
 func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) (plan.PoolInput, admin.Pool) {
-	input := plan.PoolInput{Name: p.Name, Tier: p.Tier}
+	input := plan.PoolInput{Name: p.Name, Tier: p.Tier, SpillAt: p.SpillAt}
 	shown := admin.Pool{Name: p.Name, Tier: p.Tier, Model: p.Model, Hardware: p.Hardware}
 	total := 0.0
 	for _, v := range verdicts {
 		total += v.Weight
 	}
-	for i, e := range p.Endpoints {
-		v := verdicts[i]
+	for _, e := range p.Endpoints {
+		v := draining
+		if !e.Drain {
+			v, verdicts = verdicts[0], verdicts[1:]
+		}
 		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 		slot := s.ledger.Slot(key)
 		// What the engine works on beside our own requests takes room too. One
@@ -198,8 +221,8 @@ func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) 
 			limit = max(1, limit-t.foreign.requests())
 		}
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
-			Address: e.Address, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
-			KVFree: v.KVFree, Risk: v.Risk, State: v.State,
+			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
+			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, Risk: v.Risk, State: v.State,
 		})
 		row := s.row(now, s.endpoints[key], v, float64(p.KVBytesPerToken))
 		row.Name, row.Address, row.Node, row.Zone = e.Name, e.Address.String(), e.Node, e.Zone
@@ -289,7 +312,7 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 			split = s
 		}
 		in := plan.RouteInput{
-			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy,
+			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy, Affinity: r.Affinity,
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
 			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()),
 		}
