@@ -3,6 +3,7 @@ package scorer
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
 // gate decides which of the endpoints that risk or a fault wants out really go.
@@ -12,7 +13,7 @@ import (
 // may go, the last never. While the pool as a whole is loaded risk ejects
 // nothing, and what it had ejected comes back at its soft weight: load that is
 // everywhere is shed, not moved.
-func (j *Judge) gate(p *pool, maxInFlight int, members []*endpoint) {
+func (j *Judge) gate(now time.Time, p *pool, maxInFlight int, members []*endpoint) {
 	n := len(members)
 	faultRoom := min(n-1, atLeastOne(hardShare, n))
 	riskRoom := atLeastOne(riskShare, n)
@@ -26,9 +27,13 @@ func (j *Judge) gate(p *pool, maxInFlight int, members []*endpoint) {
 	p.loaded = isLoaded(p.loaded, maxInFlight, members)
 	slices.SortStableFunc(j.wanted, moreUrgent)
 	for _, e := range j.wanted {
+		was := e.ejected
 		e.ejected = faultRoom > 0 && (e.fault != 0 || riskRoom > 0 && !p.loaded)
 		if !e.ejected {
 			continue
+		}
+		if !was {
+			e.ejectedAt = now
 		}
 		faultRoom--
 		if e.fault == 0 {

@@ -23,7 +23,7 @@ const (
 	ReasonOOM                        // ejected: three out-of-memory answers in a row, which other endpoints don't give
 	ReasonRefused                    // ejected: three refused or reset connections in a row
 	ReasonGateHeld                   // would be ejected; kept because the pool cannot spare it
-	ReasonProbe                      // readmitted or new: slow start is running
+	ReasonProbe                      // readmitted or new: slow start is running; or long out, and tried with a little traffic
 	ReasonStale                      // no telemetry young enough to judge
 	ReasonNoSource                   // the pool has no telemetry; weight is plain capacity
 	ReasonGPU                        // ejected: the driver says that a GPU needs a reset or a reboot, or could not remap a row
@@ -117,6 +117,15 @@ const (
 	// slowStart is Envoy's formula with aggression 1: weight · max(0.1, t/30 s).
 	slowStart    = 30 * time.Second
 	slowStartMin = 0.1
+
+	// probeAfter is how long risk keeps an endpoint out altogether; a hard fault
+	// does for maxHold. From then on it is on probation: it gets probeShare of the
+	// pool's requests, at most probeMost of its capacity. An engine whose KV usage
+	// stands near 100 % though nothing runs (vLLM does that when it has lost blocks,
+	// #29928), or a server whose page died, would otherwise never be asked again.
+	probeAfter = 30 * time.Second
+	probeShare = 0.01
+	probeMost  = 0.1
 
 	// holdAge is how old telemetry may get while its last word still counts.
 	holdAge = 2 * time.Second
@@ -228,6 +237,7 @@ type endpoint struct {
 	faults     int    // hard faults one after another, for the hold
 	successes  uint64 // Own.Successes at faultAt
 	ejected    bool
+	ejectedAt  time.Time
 	readmitted time.Time
 	admitted   time.Time // when slow start began; zero if it is not running
 
@@ -279,10 +289,12 @@ func (j *Judge) stepPool(now time.Time, view *PoolView, out []Verdict) []Verdict
 		e.endFault(now, blind)
 		e.settle(now)
 	}
-	j.gate(p, view.MaxInFlight, members)
+	j.gate(now, p, view.MaxInFlight, members)
+	first := len(out)
 	for _, e := range members {
 		out = append(out, e.verdict(now, blind))
 	}
+	probe(now, members, out[first:])
 	return out
 }
 
@@ -593,6 +605,34 @@ func (e *endpoint) settle(now time.Time) {
 	}
 	if !e.admitted.IsZero() && now.Sub(e.admitted) >= slowStart {
 		e.admitted = time.Time{}
+	}
+}
+
+// onProbation reports whether an endpoint has been out for so long that a few
+// requests should show whether it still deserves to be. While the driver says
+// that its GPU needs a reset they would not.
+func (e *endpoint) onProbation(now time.Time) bool {
+	switch {
+	case !e.ejected || e.condition >= telemetry.ConditionEject:
+		return false
+	case e.fault != 0:
+		return now.Sub(e.faultAt) >= maxHold
+	}
+	return now.Sub(e.ejectedAt) >= probeAfter
+}
+
+// probe gives the endpoints on probation their share of the pool's weight.
+func probe(now time.Time, members []*endpoint, verdicts []Verdict) {
+	serving := 0.0
+	for i := range verdicts {
+		serving += verdicts[i].Weight
+	}
+	for i, e := range members {
+		if e.onProbation(now) {
+			v := &verdicts[i]
+			v.Weight = min(probeMost*e.view.Capacity, serving*probeShare/(1-probeShare))
+			v.State, v.Reason = fleet.StateProbe, ReasonProbe
+		}
 	}
 }
 
