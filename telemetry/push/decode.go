@@ -33,8 +33,11 @@ type decoder struct {
 	node      string
 	sequence  uint64
 	any       bool
-	inventory []telemetry.GPU // only the names are filled in
+	inventory []names
 }
+
+// names are what an inventory says of a GPU.
+type names struct{ id, profile, model string }
 
 // received is one frame as it arrived.
 type received struct {
@@ -119,11 +122,11 @@ func (d *decoder) head(m *pushv1.Frame) error {
 	return nil
 }
 
-func decodeInventory(m *pushv1.Inventory) ([]telemetry.GPU, error) {
+func decodeInventory(m *pushv1.Inventory) ([]names, error) {
 	if len(m.GetItems()) > maxGPUs {
 		return nil, fmt.Errorf("%d GPUs, accepted: up to %d", len(m.GetItems()), maxGPUs)
 	}
-	inventory := make([]telemetry.GPU, 0, len(m.GetItems()))
+	inventory := make([]names, 0, len(m.GetItems()))
 	seen := make(map[string]bool, len(m.GetItems()))
 	for _, item := range m.GetItems() {
 		id := item.GetId()
@@ -134,7 +137,7 @@ func decodeInventory(m *pushv1.Inventory) ([]telemetry.GPU, error) {
 			return nil, fmt.Errorf("GPU %s is twice there", id)
 		}
 		seen[id] = true
-		inventory = append(inventory, telemetry.GPU{ID: id, Profile: clip(item.GetProfile()), Model: clip(item.GetModel())})
+		inventory = append(inventory, names{id, clip(item.GetProfile()), clip(item.GetModel())})
 	}
 	return inventory, nil
 }
@@ -165,7 +168,7 @@ func (d *decoder) endpoint(m *pushv1.Endpoint, now time.Time) (u Update, rejecte
 		if int64(i) >= int64(len(d.inventory)) {
 			return u, 0, fmt.Errorf("on GPU %d, which is not in the inventory of %d", i, len(d.inventory))
 		}
-		u.GPUs = append(u.GPUs, d.inventory[i].ID)
+		u.GPUs = append(u.GPUs, d.inventory[i].id)
 	}
 	u.Err = clip(m.GetError())
 	s := &u.Sample
@@ -244,10 +247,9 @@ func forget(s *telemetry.Sample, bad telemetry.Mask) int {
 	return bits.OnesCount32(uint32(bad))
 }
 
-// decodeGPU reads one row into g, which brings the names.
-func decodeGPU(m *pushv1.GPU, g telemetry.GPU, now time.Time) (telemetry.GPU, int, error) {
-	g.At = now.Add(-span(m.GetAgeUs()))
-	g.Lost = m.GetLost()
+// decodeGPU reads one row.
+func decodeGPU(m *pushv1.GPU, of names, now time.Time) (telemetry.GPU, int, error) {
+	g := telemetry.GPU{ID: of.id, Profile: of.profile, Model: of.model, At: now.Add(-span(m.GetAgeUs())), Lost: m.GetLost()}
 	known, gauges := m.GetKnown(), m.GetGauges()
 	bad := telemetry.GPUMask(0)
 	for i := range gpuFields {

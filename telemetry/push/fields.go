@@ -64,9 +64,6 @@ var sampleFields = []sampleField{
 	{telemetry.HasXID, pushv1.SampleField_SAMPLE_FIELD_XID, true, 0, maxCounter, func(s *telemetry.Sample) *float64 { return &s.XIDEvents }},
 }
 
-// sampleScalars are the fields with a place of their own in the row.
-const sampleScalars = telemetry.HasXID | telemetry.HasCondition
-
 // gpuFields is in ascending order of the wire's numbers.
 var gpuFields = []gpuField{
 	{telemetry.GPUHasUtil, pushv1.GPUField_GPU_FIELD_UTIL, 0, 1, func(g *telemetry.GPU) *float64 { return &g.Util }},

@@ -35,7 +35,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add([]byte{}, []byte{0xff})
 	f.Fuzz(func(t *testing.T, first, second []byte) {
 		var last time.Time
-		r := &receiver{session: &session{make(chan struct{})}, server: NewServer(ServerOptions{Log: quietLog, Deliver: func(x telemetry.Reading) {
+		r := &receiver{server: NewServer(ServerOptions{Log: quietLog, Deliver: func(x telemetry.Reading) {
 			s := x.Sample
 			for i := range sampleFields {
 				field := &sampleFields[i]

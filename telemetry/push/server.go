@@ -26,8 +26,6 @@ const (
 	maxNodes = 4096
 	// remembered is how long a node that left is shown.
 	remembered = 10 * time.Minute
-	// silence ends a stream without a frame: an agent sends several a second.
-	silence = time.Minute
 	// claimTime is how long an endpoint without a configured node belongs to the
 	// node that spoke for it last.
 	claimTime = 5 * time.Second
@@ -37,9 +35,8 @@ const (
 
 // ServerOptions of a Server.
 type ServerOptions struct {
-	// Deliver takes each reading; it must not block and must not call the
-	// Server's methods. It is called from several goroutines, for one endpoint
-	// from one at a time.
+	// Deliver takes each reading. It is called from several goroutines, for one
+	// endpoint from one at a time, and must not block: it holds up its node.
 	Deliver func(telemetry.Reading)
 	Log     *slog.Logger     // nil: slog.Default
 	Now     func() time.Time // nil: time.Now; readings carry its monotonic part
@@ -99,6 +96,9 @@ type Server struct {
 		streams, streamsRefused, streamsReplaced, frames, framesRefused, readings, refused, rejected, dropped atomic.Uint64
 	}
 
+	// frames holds *received that no stream uses now.
+	frames sync.Pool
+
 	mu     sync.Mutex
 	nodes  map[string]*node // at most maxNodes
 	warned time.Time
@@ -122,10 +122,10 @@ type claim struct {
 
 // node is one agent. Its stream's goroutine writes it.
 type node struct {
-	// turn is held while a frame is taken; a session that lost its turn takes no
+	// turn is held while a frame is taken; a stream that lost its turn takes no
 	// more.
 	turn    sync.Mutex
-	current *session
+	current *receiver
 
 	// streams counts those that began and did not end, replaced ones included;
 	// Server.mu guards it.
@@ -134,11 +134,6 @@ type node struct {
 	mu    sync.Mutex
 	shown Node // Age aside
 	seen  time.Time
-}
-
-// session is one stream.
-type session struct {
-	replaced chan struct{} // closed when a newer stream of the node began
 }
 
 // NewServer returns a server that knows no endpoint; it starts nothing.
@@ -150,6 +145,7 @@ func NewServer(o ServerOptions) *Server {
 		o.Now = time.Now
 	}
 	s := &Server{o: o, nodes: map[string]*node{}}
+	s.frames.New = func() any { return &received{} }
 	s.targets.Store(&map[netip.AddrPort][]target{})
 	return s
 }
@@ -198,7 +194,6 @@ func ServerLimits() []grpc.ServerOption {
 		grpc.ConnectionTimeout(quiet),
 		grpc.ReadBufferSize(2 << 10),
 		grpc.WriteBufferSize(2 << 10),
-		grpc.SharedWriteBuffer(true),
 		grpc.InitialWindowSize(64 << 10),
 		grpc.InitialConnWindowSize(64 << 10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: quiet, MaxConnectionIdle: time.Minute}),
@@ -274,28 +269,8 @@ func (n *node) lastSeen() time.Time {
 
 var errTooManyNodes = fmt.Errorf("%d nodes are known already", maxNodes)
 
-// begin makes ss the live stream of a node and ends the one before: after
-// begin returned, that takes no frame any more. Each begin needs an end.
-func (s *Server) begin(name string, ss *session) (*node, error) {
-	n, err := s.enter(name)
-	if err != nil {
-		return nil, err
-	}
-	n.turn.Lock()
-	defer n.turn.Unlock()
-	if n.current != nil {
-		close(n.current.replaced)
-		s.counts.streamsReplaced.Add(1)
-		s.o.Log.Warn("a newer stream of this node replaces the older", "node", name)
-	}
-	n.current = ss
-	n.mu.Lock()
-	n.shown.Connected = true
-	n.mu.Unlock()
-	return n, nil
-}
-
-// enter finds or makes a node and keeps it from being forgotten.
+// enter finds or makes a node and keeps it from being forgotten until the
+// stream ends.
 func (s *Server) enter(name string) (*node, error) {
 	now := s.o.Now()
 	s.mu.Lock()
@@ -313,21 +288,6 @@ func (s *Server) enter(name string) (*node, error) {
 	}
 	n.streams++
 	return n, nil
-}
-
-// end takes the turn from ss, if it still has it.
-func (s *Server) end(n *node, ss *session) {
-	n.turn.Lock()
-	if n.current == ss {
-		n.current = nil
-		n.mu.Lock()
-		n.shown.Connected = false
-		n.mu.Unlock()
-	}
-	n.turn.Unlock()
-	s.mu.Lock()
-	n.streams--
-	s.mu.Unlock()
 }
 
 // warn logs what strangers did, at most once in warnEvery.
@@ -350,104 +310,83 @@ type service struct {
 	server *Server
 }
 
-// Push answers frames from here, while a goroutine of its own receives and
-// takes them: gRPC's Recv ends only with the handler, and the handler must be
-// able to end for other reasons.
+// Push takes frames one by one and answers each. An agent that reads no answers
+// is soon not read either: flow control bounds what it holds.
 func (v *service) Push(stream pushv1.Telemetry_PushServer) error {
 	s := v.server
 	s.counts.streams.Add(1)
 	id, err := s.identify(stream.Context())
 	if err != nil {
-		s.counts.streamsRefused.Add(1)
-		s.warn("telemetry stream is refused", "error", err)
-		return status.Error(codes.Unauthenticated, err.Error())
+		return s.refuseStream(codes.Unauthenticated, err)
 	}
-	r := &receiver{server: s, identity: id, session: &session{replaced: make(chan struct{})},
-		acks: make(chan *pushv1.Ack, 1), ended: make(chan error, 1)}
-	go r.run(stream)
-	return r.answer(stream)
+	r := receiver{server: s, identity: id}
+	defer r.end()
+	var m pushv1.Frame
+	for {
+		if err := stream.RecvMsg(&m); err != nil {
+			return nil // the client went; gRPC has told why
+		}
+		ack, err := r.take(&m)
+		m.Reset() // 5 KiB less for each stream while it waits
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(ack); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Server) refuseStream(code codes.Code, err error) error {
+	s.counts.streamsRefused.Add(1)
+	s.warn("telemetry stream is refused", "error", err)
+	return status.Error(code, err.Error())
 }
 
 // receiver takes the frames of one stream.
 type receiver struct {
 	server   *Server
 	identity *identity
-	session  *session
 	decoder  decoder
-	frame    received
 	node     *node // nil before the first frame
-
-	// acks holds the newest answer that is not written yet: an agent that
-	// doesn't read is answered once for many frames.
-	acks  chan *pushv1.Ack
-	ended chan error
 }
 
-// answer writes answers until the stream ends.
-func (r *receiver) answer(stream pushv1.Telemetry_PushServer) error {
-	idle := time.NewTimer(silence)
-	defer idle.Stop()
-	for {
-		select {
-		case ack := <-r.acks:
-			if err := stream.Send(ack); err != nil {
-				return err
-			}
-			idle.Reset(silence)
-		case err := <-r.ended:
-			return err
-		case <-r.session.replaced:
-			return status.Error(codes.Aborted, "a newer stream of this node began")
-		case <-idle.C:
-			return status.Errorf(codes.DeadlineExceeded, "no frame for %s", silence)
-		}
+// end takes the turn from r, if r still has it.
+func (r *receiver) end() {
+	if r.node == nil {
+		return
 	}
-}
-
-// run receives until the stream ends.
-func (r *receiver) run(stream pushv1.Telemetry_PushServer) {
-	err := r.receive(stream)
-	if r.node != nil {
-		r.server.end(r.node, r.session)
+	n := r.node
+	n.turn.Lock()
+	if n.current == r {
+		n.current = nil
+		n.mu.Lock()
+		n.shown.Connected = false
+		n.mu.Unlock()
 	}
-	r.ended <- err
-}
-
-func (r *receiver) receive(stream pushv1.Telemetry_PushServer) error {
-	var m pushv1.Frame
-	for {
-		m.Reset()
-		if err := stream.RecvMsg(&m); err != nil {
-			return nil // the client went; gRPC knows why
-		}
-		ack, err := r.take(&m)
-		if err != nil {
-			return err
-		}
-		select {
-		case <-r.acks:
-		default:
-		}
-		r.acks <- ack // there is room: only this goroutine writes
-	}
+	n.turn.Unlock()
+	r.server.mu.Lock()
+	n.streams--
+	r.server.mu.Unlock()
 }
 
 // take takes one frame. An error ends the stream.
 func (r *receiver) take(m *pushv1.Frame) (*pushv1.Ack, error) {
 	s := r.server
 	now := s.o.Now()
-	ack := &pushv1.Ack{Sequence: m.GetSequence()}
 	if err := r.identity.valid(now); err != nil {
-		s.counts.streamsRefused.Add(1)
-		return nil, status.Error(codes.Unauthenticated, err.Error())
+		return nil, s.refuseStream(codes.Unauthenticated, err)
 	}
-	if err := r.decoder.decode(m, now, &r.frame); err != nil {
+	f := s.frames.Get().(*received)
+	defer s.frames.Put(f)
+	ack := &pushv1.Ack{Sequence: m.GetSequence()}
+	if err := r.decoder.decode(m, now, f); err != nil {
 		s.counts.framesRefused.Add(1)
+		if r.decoder.node == "" {
+			return nil, s.refuseStream(codes.InvalidArgument, err)
+		}
 		ack.Error = err.Error()
 		r.refuse(err)
-		if r.decoder.node == "" {
-			return nil, status.Error(codes.InvalidArgument, err.Error())
-		}
 		return ack, nil
 	}
 	if r.node == nil {
@@ -457,43 +396,56 @@ func (r *receiver) take(m *pushv1.Frame) (*pushv1.Ack, error) {
 	}
 	r.node.turn.Lock()
 	defer r.node.turn.Unlock()
-	if r.node.current != r.session {
+	if r.node.current != r {
 		return nil, status.Error(codes.Aborted, "a newer stream of this node began")
 	}
-	refused := r.deliver(now)
-	r.note(now, refused)
+	refused := r.deliver(f, now)
+	r.note(f, now, refused)
 	ack.Refused = refused[:min(len(refused), maxRefusals)]
 	ack.More = uint32(len(refused) - len(ack.Refused))
 	return ack, nil
 }
 
-// begin checks the node of the first frame and registers the stream.
+// begin checks the node of the first frame and makes r its live stream.
 func (r *receiver) begin() error {
 	s := r.server
-	name := r.decoder.node
-	if err := r.identity.speaksFor(name); err != nil {
-		s.counts.streamsRefused.Add(1)
-		s.warn("telemetry stream is refused", "error", err)
-		return status.Error(codes.PermissionDenied, err.Error())
+	if err := r.identity.speaksFor(r.decoder.node); err != nil {
+		return s.refuseStream(codes.PermissionDenied, err)
 	}
-	n, err := s.begin(name, r.session)
+	n, err := s.enter(r.decoder.node)
 	if err != nil {
-		s.counts.streamsRefused.Add(1)
-		s.warn("telemetry stream is refused", "node", name, "error", err)
-		return status.Error(codes.ResourceExhausted, err.Error())
+		return s.refuseStream(codes.ResourceExhausted, err)
 	}
 	r.node = n
+	if n.replace(r) {
+		s.counts.streamsReplaced.Add(1)
+		s.o.Log.Warn("a newer stream of this node replaces the older", "node", r.decoder.node)
+	}
 	return nil
 }
 
+// replace gives r the turn: after it returned, the stream before takes no frame
+// any more; it ends with its next one, or with its connection. It reports
+// whether there was one.
+func (n *node) replace(r *receiver) bool {
+	n.turn.Lock()
+	defer n.turn.Unlock()
+	replaced := n.current != nil
+	n.current = r
+	n.mu.Lock()
+	n.shown.Connected = true
+	n.mu.Unlock()
+	return replaced
+}
+
 // deliver hands on what the node may say and returns what it may not.
-func (r *receiver) deliver(now time.Time) []*pushv1.Refusal {
+func (r *receiver) deliver(f *received, now time.Time) []*pushv1.Refusal {
 	s := r.server
-	refused := r.frame.refused
+	refused := f.refused
 	targets := *s.targets.Load()
-	taken := r.frame.Endpoints[:0]
-	for i := range r.frame.Endpoints {
-		u := &r.frame.Endpoints[i]
+	taken := f.Endpoints[:0]
+	for i := range f.Endpoints {
+		u := &f.Endpoints[i]
 		list := targets[u.Endpoint]
 		err := errUnknown
 		if len(list) > 0 {
@@ -514,7 +466,7 @@ func (r *receiver) deliver(now time.Time) []*pushv1.Refusal {
 			taken = append(taken, *u)
 		}
 	}
-	r.frame.Endpoints = taken
+	f.Endpoints = taken
 	return refused
 }
 
@@ -572,8 +524,8 @@ func (c *claim) release() {
 }
 
 // note keeps what Nodes shows.
-func (r *receiver) note(now time.Time, refused []*pushv1.Refusal) {
-	f, c := &r.frame, &r.server.counts
+func (r *receiver) note(f *received, now time.Time, refused []*pushv1.Refusal) {
+	c := &r.server.counts
 	c.frames.Add(1)
 	c.refused.Add(uint64(len(refused)))
 	c.rejected.Add(uint64(f.rejected))

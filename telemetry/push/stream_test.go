@@ -2,10 +2,10 @@ package push
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -334,30 +334,34 @@ func TestMessageOverTheLimitEndsTheStream(t *testing.T) {
 	}
 }
 
-// TestAgentThatReadsNoAnswersIsStillTaken sends far more frames than answers
-// fit into any buffer.
-func TestAgentThatReadsNoAnswersIsStillTaken(t *testing.T) {
-	const frames = 20000
-	count := 0
-	done := make(chan struct{})
-	s := NewServer(ServerOptions{Log: quietLog, Deliver: func(telemetry.Reading) {
-		if count++; count == frames {
-			close(done)
-		}
-	}})
-	s.SetPools([]fleet.Pool{pool("a", endpoint("10.0.0.1:8000", "n1"))})
+// TestAgentThatReadsNoAnswersIsStopped sends far more frames than answers fit
+// into any buffer: the server must not queue them.
+func TestAgentThatReadsNoAnswersIsStopped(t *testing.T) {
+	s := NewServer(ServerOptions{Deliver: func(telemetry.Reading) {}, Log: quietLog})
 	at := socket(t)
-	serving(t, s, at)
+	stop := serving(t, s, at)
 	stream := rawStream(t, at)
-	for i := range frames {
-		if err := stream.Send(&pushv1.Frame{Node: "n1", Sequence: uint64(i + 1), Endpoints: []*pushv1.Endpoint{row("10.0.0.1:8000", 1)}}); err != nil {
-			t.Fatal(err)
+	blocked := make(chan int, 1)
+	go func() {
+		i := 0
+		for ; stream.Send(&pushv1.Frame{Node: "n1", Sequence: uint64(i + 1), Error: strings.Repeat("x", 200)}) == nil; i++ {
 		}
+		blocked <- i
+	}()
+	// It is blocked when a whole second goes by without a frame.
+	last, since := uint64(0), time.Now()
+	eventually(t, "the agent to be blocked", func() bool {
+		if n := s.Counters().Frames; n != last {
+			last, since = n, time.Now()
+		}
+		return last > 0 && time.Since(since) > time.Second
+	})
+	if another := exchange(t, rawStream(t, at), &pushv1.Frame{Node: "n2", Sequence: 1}); another.GetError() != "" {
+		t.Errorf("another agent: %v", another)
 	}
-	select {
-	case <-done:
-	case <-time.After(patience):
-		t.Fatalf("%+v", s.Counters())
+	stop()
+	if n := <-blocked; n > 200_000 {
+		t.Errorf("%d frames were accepted", n)
 	}
 }
 
@@ -438,12 +442,9 @@ func TestReconnectsAfterServerRestart(t *testing.T) {
 func TestNodesThatLeftAreForgotten(t *testing.T) {
 	now := time.Now()
 	s := NewServer(ServerOptions{Log: quietLog, Deliver: func(telemetry.Reading) {}, Now: func() time.Time { return now }})
-	a, b := &session{make(chan struct{})}, &session{make(chan struct{})}
-	left, _ := s.begin("left", a)
-	if _, err := s.begin("stays", b); err != nil {
-		t.Fatal(err)
-	}
-	s.end(left, a)
+	left := begin(t, s, "left")
+	begin(t, s, "stays")
+	left.end()
 	now = now.Add(remembered)
 	if n := s.Nodes(); len(n) != 2 || n[0].Connected || !n[1].Connected || n[0].Age != remembered {
 		t.Errorf("nodes %+v", n)
@@ -457,29 +458,35 @@ func TestNodesThatLeftAreForgotten(t *testing.T) {
 func TestNodesAreBounded(t *testing.T) {
 	now := time.Now()
 	s := NewServer(ServerOptions{Log: quietLog, Deliver: func(telemetry.Reading) {}, Now: func() time.Time { return now }})
-	first, ss := (*node)(nil), &session{make(chan struct{})}
+	var first *receiver
 	for i := range maxNodes {
-		n, err := s.begin(fmt.Sprint("n", i), ss)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := begin(t, s, fmt.Sprint("n", i))
 		if i == 7 {
-			first = n
+			first = r
 		}
 	}
-	if _, err := s.begin("one more", ss); !errors.Is(err, errTooManyNodes) {
+	one := &receiver{server: s, decoder: decoder{node: "one more"}}
+	if err := one.begin(); status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("got %v", err)
 	}
-	s.end(first, ss) // one leaves: its place is free though it is still shown
+	first.end() // one leaves: its place is free though it is still shown
 	if len(s.Nodes()) != maxNodes {
 		t.Fatal("a node that left is not shown")
 	}
-	if _, err := s.begin("one more", ss); err != nil {
-		t.Fatal(err)
-	}
+	begin(t, s, "one more")
 	if len(s.Nodes()) != maxNodes {
 		t.Fatalf("%d nodes", len(s.Nodes()))
 	}
+}
+
+// begin starts a stream of a node, without a connection.
+func begin(t *testing.T, s *Server, node string) *receiver {
+	t.Helper()
+	r := &receiver{server: s, decoder: decoder{node: node}}
+	if err := r.begin(); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 func TestDropsAreCountedOverRestartsOfTheAgent(t *testing.T) {
@@ -515,5 +522,50 @@ func TestClientOptionsAreChecked(t *testing.T) {
 		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), x.want)) {
 			t.Errorf("%+v: got %v, want %q", x.o, err, x.want)
 		}
+	}
+}
+
+// TestManyNodesAtOnce lets agents, configuration and readers meet under the
+// race detector.
+func TestManyNodesAtOnce(t *testing.T) {
+	const agents, frames = 12, 40
+	got := newReadings()
+	s := NewServer(ServerOptions{Deliver: got.deliver, Log: quietLog})
+	p := pool("a")
+	for i := range agents {
+		p.Endpoints = append(p.Endpoints, endpoint(fmt.Sprintf("10.0.0.%d:8000", i), fmt.Sprint("n", i)))
+	}
+	s.SetPools([]fleet.Pool{p})
+	at := socket(t)
+	serving(t, s, at)
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	readers.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				s.SetPools([]fleet.Pool{p})
+				_, _ = s.Nodes(), s.Counters()
+			}
+		}
+	})
+	for i := range agents {
+		c, _ := running(t, ClientOptions{Target: at, Node: fmt.Sprint("n", i), Queue: frames})
+		for j := range frames {
+			c.Send(Frame{GPUs: []telemetry.GPU{{ID: fmt.Sprint("GPU-", j)}}, Endpoints: []Update{update(p.Endpoints[i].Address.String(), float64(j))}})
+		}
+	}
+	all := got.await(t, "all frames", atLeast(agents*frames))
+	close(stop)
+	readers.Wait()
+	last := map[fleet.EndpointKey]telemetry.Sample{}
+	for _, r := range all {
+		before, any := last[r.Endpoint]
+		if any && (r.Sample.Running != before.Running+1 || r.Sample.At.Before(before.At)) {
+			t.Fatalf("%v: %v after %v", r.Endpoint, r.Sample, before)
+		}
+		last[r.Endpoint] = r.Sample
 	}
 }

@@ -8,10 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/telemetry"
 	"github.com/fairlead-proxy/fairlead/telemetry/push/pushv1"
@@ -110,30 +106,6 @@ func TestBackOffGrowsToItsLimit(t *testing.T) {
 		}
 		if !strings.Contains(c.Stats().LastError, "no such file") {
 			t.Errorf("last error %q", c.Stats().LastError)
-		}
-	})
-}
-
-// mutedStream is a server's stream whose answers go nowhere.
-type mutedStream struct{ grpc.ServerStream }
-
-func (mutedStream) Send(*pushv1.Ack) error       { return nil }
-func (mutedStream) Recv() (*pushv1.Frame, error) { select {} }
-
-func TestSilentAgentIsGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &receiver{
-			server:  NewServer(ServerOptions{Deliver: func(telemetry.Reading) {}, Log: quietLog}),
-			session: &session{make(chan struct{})}, acks: make(chan *pushv1.Ack, 1), ended: make(chan error, 1),
-		}
-		go func() {
-			time.Sleep(30 * time.Second)
-			r.acks <- &pushv1.Ack{}
-		}()
-		began := time.Now()
-		err := r.answer(mutedStream{})
-		if status.Code(err) != codes.DeadlineExceeded || time.Since(began) != 30*time.Second+silence {
-			t.Errorf("got %v after %s", err, time.Since(began))
 		}
 	})
 }

@@ -271,7 +271,6 @@ func TestStreamEndsWithItsCertificate(t *testing.T) {
 	r := &receiver{
 		server:   NewServer(ServerOptions{Deliver: func(telemetry.Reading) { t.Error("delivered") }, Log: quietLog, Now: func() time.Time { return now }}),
 		identity: &identity{names: []string{"gpu-a"}, until: now.Add(-1)},
-		session:  &session{make(chan struct{})},
 	}
 	r.server.SetPools([]fleet.Pool{pool("a", endpoint("10.0.0.1:8000", "gpu-a"))})
 	if _, err := r.take(&pushv1.Frame{Node: "gpu-a", Sequence: 1, Endpoints: []*pushv1.Endpoint{row("10.0.0.1:8000", 1)}}); err == nil || !strings.Contains(err.Error(), "expired") {
