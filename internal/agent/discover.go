@@ -31,11 +31,16 @@ type finder struct {
 	servers []Server
 	key     string // what last rests on
 	last    []Finding
+	until   time.Time // when last is looked at anew all the same
 }
 
 func newFinder(proc fs.FS, servers []Server) *finder {
 	return &finder{proc: procfs{proc}, servers: servers}
 }
+
+// doubtFor is how long an answer with open questions stands while nothing that
+// it rests on changes. Looking anew reads all open files of all processes.
+const doubtFor = 30 * time.Second
 
 const nameThem = "; name its GPUs with gpus"
 
@@ -65,18 +70,15 @@ func (f *finder) find(processes map[int]computing, now time.Time) []Finding {
 		sockets[i] = s.socketsOf(server.Listen)
 	}
 	key := s.key(sockets)
-	if key != f.key {
-		f.key, f.last = "", nil
-		found, err := s.assign(sockets)
-		if err != nil {
-			return f.none(err.Error())
-		}
-		f.last = found
-		if !slices.ContainsFunc(found, func(x Finding) bool { return x.Why != "" }) {
-			f.key = key
-		}
+	if key == f.key && (now.Before(f.until) || !slices.ContainsFunc(f.last, func(x Finding) bool { return x.Why != "" })) {
+		return f.last
 	}
-	return f.last
+	found, err := s.assign(sockets)
+	if err != nil {
+		return f.none(err.Error())
+	}
+	f.key, f.last, f.until = key, found, now.Add(doubtFor)
+	return found
 }
 
 // none is the answer where no server's GPUs can be found.
@@ -116,9 +118,8 @@ const oldestNews = 20 * time.Second
 
 // takeComputing keeps the processes that are meant. One that began after its
 // number was first named has only inherited it, unless it is older than any
-// list. A second's margin covers the time a list takes to arrive.
+// list.
 func (s *search) takeComputing(processes map[int]computing, now time.Time) {
-	const margin = time.Second
 	s.computing, s.gpus = map[int]*process{}, map[int][]string{}
 	uptime, err := s.proc.uptime()
 	for pid, c := range processes {
@@ -127,7 +128,7 @@ func (s *search) takeComputing(processes map[int]computing, now time.Time) {
 			continue
 		}
 		age := uptime - time.Duration(x.started)*clockTick
-		if err == nil && age < min(now.Sub(c.since)+margin, oldestNews) {
+		if err == nil && age < min(now.Sub(c.since), oldestNews) {
 			continue
 		}
 		x.container = s.proc.container(pid)
@@ -139,7 +140,7 @@ func (s *search) whyIdle(named int) string {
 	if named == 0 {
 		return "no process computes on any GPU"
 	}
-	return fmt.Sprintf("none of the %d processes on the GPUs is in /proc, or all have just begun; in a container the agent needs the host's process ids (hostPID: true)", named)
+	return fmt.Sprintf("none of the %d processes on the GPUs is in /proc, or all began after they were named; in a container the agent needs the host's process ids (hostPID: true)", named)
 }
 
 // readNamespaces reads the agent's network namespace and those of all computing

@@ -327,6 +327,51 @@ func (c *countingFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	return c.FS.ReadDir(name)
 }
 
+func TestFinderLooksAnewAtWhatIsInDoubt(t *testing.T) {
+	m := parseMachine(t, "space host\nlisten host 0.0.0.0:8000 501\nprocess 200 name=nginx holds=501\nprocess 300 gpus=GPU-0\nserver 127.0.0.1:8000\n")
+	counted := &countingFS{FS: m.proc().(guarded)}
+	f := newFinder(counted, m.servers)
+	for _, c := range []struct {
+		after time.Duration
+		looks bool
+	}{{0, true}, {5 * time.Second, false}, {25 * time.Second, false}, {31 * time.Second, true}, {40 * time.Second, false}} {
+		before := counted.fds
+		if found := f.find(m.processes, scriptNow.Add(c.after)); found[0].Why == "" {
+			t.Fatalf("found %v", found[0].GPUs)
+		}
+		if looked := counted.fds > before; looked != c.looks {
+			t.Errorf("after %s open files were read: %v, want %v", c.after, looked, c.looks)
+		}
+	}
+}
+
+// BenchmarkDiscovery measures a round on this machine's own /proc: one in which
+// nothing changed, and one that looks at all processes.
+func BenchmarkDiscovery(b *testing.B) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	servers := []Server{{Listen: netip.MustParseAddrPort(l.Addr().String())}}
+	processes := map[int]computing{os.Getpid(): {[]string{"GPU-a"}, time.Now().Add(time.Hour)}}
+	for name, forget := range map[string]bool{"unchanged": false, "anew": true} {
+		b.Run(name, func(b *testing.B) {
+			f := newFinder(os.DirFS("/proc"), servers)
+			for b.Loop() {
+				if forget {
+					f.key = ""
+				}
+				if found := f.find(processes, time.Now()); found[0].Why != "" {
+					b.Fatal(found[0].Why)
+				}
+			}
+			table, _ := f.proc.processes()
+			b.ReportMetric(float64(len(table)), "processes")
+		})
+	}
+}
+
 func TestHexAddresses(t *testing.T) {
 	for text, want := range map[string]string{
 		"0100007F:1F40":                         "127.0.0.1:8000",
