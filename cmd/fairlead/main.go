@@ -37,6 +37,7 @@ var commands = []command{
 	{"serve", "run the xDS server, ext_proc, access-log receiver, telemetry and admin API", runServe},
 	{"agent", "run on a GPU node: read its GPUs and model servers, push both to serve", runAgent},
 	{"sim", "run simulated model servers from a fleet file", runSim},
+	{"simulate", "compare routing policies in a discrete-event simulation, or record telemetry to train with", runSimulate},
 	{"bootstrap", "print the Envoy bootstrap for a sidecar of a group", runBootstrap},
 	{"envoy", "find or fetch an Envoy and run it as a sidecar of a group", runEnvoy},
 	{"validate", "check a config file and list all faults", runValidate},

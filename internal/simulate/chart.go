@@ -1,0 +1,122 @@
+package simulate
+
+import (
+	"fmt"
+	"image/color"
+	"io"
+	"math"
+	"strconv"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+)
+
+// Size of the chart: 960 × 576 pixels.
+const (
+	chartWidth  = 10 * vg.Inch
+	chartHeight = 6 * vg.Inch
+	chartDPI    = 96
+)
+
+// WritePNG draws the share of requests over the objective against the number of
+// routers, one line per policy with the 95 % intervals, on a logarithmic scale.
+func (c *Comparison) WritePNG(w io.Writer) error {
+	p := plot.New()
+	p.Title.Text = fmt.Sprintf("%d × %s, %s arrivals, load %.2f, %s", c.GPUs, c.Profile, c.Arrivals, c.Load, c.Scenario)
+	p.X.Label.Text = "routers"
+	p.Y.Label.Text = fmt.Sprintf("requests over %g s to first token, %%", c.SLO)
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.XOffs = vg.Points(8)
+	p.Add(plotter.NewGrid())
+
+	routers := c.RoutersOf()
+	floor := c.chartFloor()
+	ticks := make(plot.ConstantTicks, len(routers))
+	for i, n := range routers {
+		ticks[i] = plot.Tick{Value: float64(i), Label: strconv.Itoa(n)}
+	}
+	top := 10 * floor
+	for i, policy := range c.Policies {
+		line := c.lineOf(policy.Name, routers, floor)
+		for k := range line.XYs {
+			top = max(top, line.XYs[k].Y+line.YErrors[k].High)
+		}
+		if err := addLine(p, policy.Name, line, i); err != nil {
+			return fmt.Errorf("draw chart: %w", err)
+		}
+	}
+	p.X.Tick.Marker = ticks
+	p.X.Min, p.X.Max = -0.25, float64(len(routers))-0.75
+	p.Y.Min, p.Y.Max = floor, top*3 // room for the legend
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{}
+
+	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(chartWidth, chartHeight), vgimg.UseDPI(chartDPI))}
+	p.Draw(draw.New(canvas))
+	if _, err := canvas.WriteTo(w); err != nil {
+		return fmt.Errorf("write PNG: %w", err)
+	}
+	return nil
+}
+
+// chartFloor is the lowest value drawn, in percent: shares below it, such as 0,
+// stand on it. It is a power of ten at or below one request of a row's.
+func (c *Comparison) chartFloor() float64 {
+	requests := 1
+	for _, r := range c.Runs {
+		requests = max(requests, r.Requests)
+	}
+	return math.Pow(10, math.Floor(math.Log10(100/float64(requests*len(c.Seeds)))))
+}
+
+// chartLine is one policy's line.
+type chartLine struct {
+	plotter.XYs
+	plotter.YErrors
+}
+
+func (c *Comparison) lineOf(policy string, routers []int, floor float64) chartLine {
+	var out chartLine
+	for i, n := range routers {
+		for _, r := range c.Rows {
+			if r.Routers != n || r.Policy != policy {
+				continue
+			}
+			y := max(floor, 100*r.Slow.Mean)
+			out.XYs = append(out.XYs, plotter.XY{X: float64(i), Y: y})
+			half := 100 * r.Slow.Half
+			out.YErrors = append(out.YErrors, struct{ Low, High float64 }{min(half, y-floor), half})
+		}
+	}
+	return out
+}
+
+// chartColors are told apart by most people with a colour vision deficiency
+// (Okabe and Ito, 2008), with grey for the ninth.
+var chartColors = []color.RGBA{
+	{0x99, 0x99, 0x99, 0xff}, {0xcc, 0x79, 0xa7, 0xff}, {0x56, 0xb4, 0xe9, 0xff}, {0x00, 0x72, 0xb2, 0xff},
+	{0xe6, 0x9f, 0x00, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0x00, 0x00, 0x00, 0xff}, {0xf0, 0xe4, 0x42, 0xff},
+}
+
+func addLine(p *plot.Plot, name string, line chartLine, i int) error {
+	lines, points, err := plotter.NewLinePoints(line.XYs)
+	if err != nil {
+		return err
+	}
+	bars, err := plotter.NewYErrorBars(line)
+	if err != nil {
+		return err
+	}
+	shade := chartColors[i%len(chartColors)]
+	lines.Color, points.Color, bars.Color = shade, shade, shade
+	lines.Width = vg.Points(1.5)
+	points.Shape = draw.CircleGlyph{}
+	if name == Ours {
+		lines.Width = vg.Points(3)
+	}
+	p.Add(lines, points, bars)
+	p.Legend.Add(name, lines, points)
+	return nil
+}
