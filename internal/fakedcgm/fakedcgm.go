@@ -107,7 +107,11 @@ func headerDir() (string, error) {
 // Env returns the variables with which a process finds the library lib and the
 // script at path. They must stand in its environment when it starts.
 func Env(lib, path string) []string {
-	return []string{"LD_LIBRARY_PATH=" + filepath.Dir(lib), ScriptVariable + "=" + path}
+	dirs := filepath.Dir(lib)
+	if more := os.Getenv("LD_LIBRARY_PATH"); more != "" {
+		dirs += string(filepath.ListSeparator) + more
+	}
+	return []string{"LD_LIBRARY_PATH=" + dirs, ScriptVariable + "=" + path}
 }
 
 // Entity groups, as DCGM numbers them.

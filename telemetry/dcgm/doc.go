@@ -22,4 +22,9 @@
 //
 // go-dcgm needs cgo, and the library it loads can end the process. So the code
 // that calls it has the build tag dcgm; without it [New] says how to build.
+//
+// go-dcgm's symbols are found when the library is loaded, so a binary that binds
+// all symbols at its start does not start ("symbol lookup error", exit status
+// 127): LD_BIND_NOW must not be set, and where the distribution's gcc links with
+// -z now, as Ubuntu's does, the build needs -ldflags=-extldflags=-Wl,-z,lazy.
 package dcgm

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -214,12 +215,19 @@ func (g *goDCGM) latest(entities []entity, ids []fieldID, live bool, to []sample
 	if live {
 		flags = 1 // DCGM_FV_FLAG_LIVE_DATA
 	}
-	values, err := dcgm.EntitiesGetLatestValues(g.pairs, g.ids, flags)
-	if err != nil {
-		return to, failure("read values", err)
+	for part := range slices.Chunk(g.pairs, max(1, valuesPerCall/len(ids))) {
+		values, err := dcgm.EntitiesGetLatestValues(part, g.ids, flags)
+		if err != nil {
+			return to, failure("read values", err)
+		}
+		to = appendSamples(to, values)
 	}
-	return appendSamples(to, values), nil
+	return to, nil
 }
+
+// valuesPerCall is up to how many values go-dcgm reuses the memory that a call
+// fills, a megabyte then; a MIG node of eight GPUs has more in a tick.
+const valuesPerCall = 256
 
 func (g *goDCGM) since(ref watchRef, stamp int64, to []sample) ([]sample, error) {
 	if !g.isOpen {

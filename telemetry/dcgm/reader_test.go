@@ -23,9 +23,12 @@ type scripted struct {
 	readErr error
 	hang    chan struct{} // reads wait until it is closed
 	values  map[slot]float64
+	xidBits uint64        // with a fresh stamp at each read; none if 0
+	skew    time.Duration // of the engine's clock
 	energy  float64
 	inside  int
 	opens   int
+	looks   int // at XIDs
 }
 
 func newScripted(gpus int) *scripted {
@@ -75,8 +78,8 @@ func (s *scripted) topology() (topology, error) {
 
 func (s *scripted) group(string, []entity) (groupRef, error) { return 1, nil }
 func (s *scripted) dropGroup(groupRef)                       {}
-func (s *scripted) watch(groupRef, string, []fieldID, time.Duration, time.Duration, int) (watchRef, error) {
-	return 1, nil
+func (s *scripted) watch(_ groupRef, _ string, ids []fieldID, _, _ time.Duration, _ int) (watchRef, error) {
+	return watchRef(ids[0]), nil
 }
 func (s *scripted) rewatch(watchRef) error { return nil }
 func (s *scripted) dropWatch(watchRef)     {}
@@ -90,7 +93,7 @@ func (s *scripted) latest(entities []entity, ids []fieldID, _ bool, to []sample)
 	for _, e := range entities {
 		for _, id := range ids {
 			at := slotOf[id]
-			v := sample{entity: e, field: id, kind: typeDouble, stamp: time.Now().UnixMicro(), bits: math.Float64bits(s.values[at])}
+			v := sample{entity: e, field: id, kind: typeDouble, stamp: time.Now().Add(s.skew).UnixMicro(), bits: math.Float64bits(s.values[at])}
 			switch at {
 			case slotUUID:
 				v.kind, v.text = typeText, fmt.Sprintf("GPU-%d", e.id)
@@ -99,7 +102,10 @@ func (s *scripted) latest(entities []entity, ids []fieldID, _ bool, to []sample)
 			case slotEnergy:
 				v.bits = math.Float64bits(s.energy)
 			case slotXID:
-				v.status = -14 // DCGM_ST_NO_DATA
+				v.kind, v.bits = typeInt, s.xidBits
+				if s.xidBits == 0 {
+					v.status = -14 // DCGM_ST_NO_DATA
+				}
 			}
 			to = append(to, v)
 		}
@@ -107,8 +113,14 @@ func (s *scripted) latest(entities []entity, ids []fieldID, _ bool, to []sample)
 	return to, nil
 }
 
-func (s *scripted) since(_ watchRef, _ int64, to []sample) ([]sample, error) { return to, nil }
-func (s *scripted) gpuStatus(uint32) int                                     { return 1 }
+func (s *scripted) since(w watchRef, _ int64, to []sample) ([]sample, error) {
+	if fieldID(w) == fields[slotXID].id {
+		s.looks++
+	}
+	return to, nil
+}
+
+func (s *scripted) gpuStatus(uint32) int { return 1 }
 
 // runScripted runs a source over the engine; frames arrive one at a time.
 func runScripted(t *testing.T, e *scripted, o Options) (next func() telemetry.GPUFrame, source *Source, stop func() error) {
@@ -233,6 +245,41 @@ func TestUnknownFailuresEndTheConnectionAfterAFew(t *testing.T) {
 			t.Errorf("stats %+v", s)
 		}
 	})
+}
+
+func TestBlankXIDsAreNoReasonToLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newScripted(1)
+		e.xidBits = blankInt64 + 2
+		next, _, stop := runScripted(t, e, Options{})
+		for range 20 {
+			next()
+		}
+		_ = stop()
+		if e.looks != 1 {
+			t.Errorf("the kept XIDs were read %d times; want once", e.looks)
+		}
+	})
+}
+
+func TestSkewIsReportedFromASecondOn(t *testing.T) {
+	for _, c := range []struct {
+		skew   time.Duration
+		skewed bool
+	}{{0, false}, {900 * time.Millisecond, false}, {-900 * time.Millisecond, false}, {1100 * time.Millisecond, true}, {-time.Hour, true}} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newScripted(1)
+			e.skew = c.skew
+			next, source, _ := runScripted(t, e, Options{})
+			next()
+			if f := next(); f.Err != nil || !f.GPUs[0].Known.Has(telemetry.GPUHasPower) {
+				t.Errorf("skew %v: %+v", c.skew, f)
+			}
+			if s := source.Stats(); s.Skew != c.skew || s.Skewed != c.skewed {
+				t.Errorf("skew %v is reported as %v, %v; want %v", c.skew, s.Skew, s.Skewed, c.skewed)
+			}
+		})
+	}
 }
 
 func TestInstanceWithoutAProfileNameIsNamedByItsSize(t *testing.T) {

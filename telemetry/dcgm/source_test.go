@@ -580,6 +580,25 @@ func TestMIGInstances(t *testing.T) {
 	})
 }
 
+func TestManyInstances(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		script := fakedcgm.New(8)
+		for i := range 56 {
+			script.Instance(100+i, i/7, 7+i%7, 1, "1g.10gb")
+		}
+		r := start(t, script, Options{})
+		f := r.well()
+		if len(f.GPUs) != 56 {
+			t.Fatalf("%d instances; want 56", len(f.GPUs))
+		}
+		for _, g := range f.GPUs {
+			if !g.Known.Has(telemetry.GPUHasSMActive|telemetry.GPUHasFBUsed|telemetry.GPUHasRecovery) || g.Profile != "1g.10gb" {
+				t.Errorf("instance %+v", g)
+			}
+		}
+	})
+}
+
 func TestMIGReconfigurationBeginsANewEpoch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		script := fakedcgm.New(1).Instance(7, 0, 3, 1, "1g.10gb")
