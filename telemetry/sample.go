@@ -1,6 +1,10 @@
 // Package telemetry owns what is known of GPUs and model servers and how fresh
-// it is: samples, sliding windows, and the sources they come from (scrape, sim;
-// later push and replay). It decides nothing.
+// it is: samples of endpoints and of GPUs, sliding windows, and, in packages
+// below it, the sources they come from (scrape, push, dcgm). It decides nothing.
+//
+// Invariants: what is not known is not in the mask, and never a zero that looks
+// like a number; ages are judged by local arrivals and by change, never by an
+// answer's status or a foreign clock; a window allocates nothing.
 package telemetry
 
 import (

@@ -325,6 +325,40 @@ func TestFrozenExporterIsNoGPU(t *testing.T) {
 	})
 }
 
+// TestEmptyPageTellsNothing: dcgm-exporter answers 200 without a line while it
+// reloads. Nothing is known then, and nothing is zero.
+func TestEmptyPageTellsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		srv := newServer(func(req *http.Request) (*http.Response, error) {
+			page := "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+			if req.URL.Path == "/gpu" {
+				page = "DCGM_FI_DEV_GPU_UTIL 40\n"
+			}
+			if time.Since(begin) > 2*time.Second {
+				page = ""
+			}
+			return ok(page)
+		})
+		tgt := target(1)
+		tgt.GPUURL = "http://10.0.0.1:9400/gpu"
+		readings, stop := collect(New([]Target{tgt}, Options{Client: &http.Client{Transport: srv}}))
+		time.Sleep(4 * time.Second)
+		stop()
+		var w telemetry.Window
+		for _, r := range readings() {
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			w.Add(r.Sample)
+		}
+		last, _ := w.Latest()
+		if age := w.Age(last.At); last.Known != 0 || age < 1500*time.Millisecond {
+			t.Fatalf("known %b, age %v", last.Known, age)
+		}
+	})
+}
+
 func TestFrozenPageAges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(func(*http.Request) (*http.Response, error) {
