@@ -26,7 +26,7 @@
 //	blank GROUP ID                             every field but the XID is blank, with status 0 and a fresh stamp
 //	needwatch FIELD N                          blank until the field was watched N times on this connection
 //	unsupported FIELD RC                       watching the field is answered with RC
-//	status GPU S                               GPU status: 1 ok, 4 lost, 7 detached
+//	status GPU S                               GPU status: 1 ok, 2 unsupported, 4 lost, 7 detached
 //	gone GPU                                   not enumerated
 //	mig ENTITY GPU INSTANCE PROFILE SLICES NAME   a GPU instance
 //	pid GPU PID MEMORY                         a compute process
@@ -52,6 +52,10 @@ import (
 
 // ScriptVariable names the environment variable that names the script's file.
 const ScriptVariable = "FAIRLEAD_FAKEDCGM_SCRIPT"
+
+// EndedVariable names the environment variable that names a file; it is made
+// when DCGM is shut down, so that a test sees whether a process did that.
+const EndedVariable = "FAIRLEAD_FAKEDCGM_ENDED"
 
 // ErrNoCompiler says that there is no gcc to compile the library with. Tests
 // skip on it, except in CI.
@@ -148,9 +152,10 @@ const (
 
 // GPU statuses, as DCGM numbers them.
 const (
-	StatusOK       = 1
-	StatusLost     = 4
-	StatusDetached = 7
+	StatusOK          = 1
+	StatusUnsupported = 2
+	StatusLost        = 4
+	StatusDetached    = 7
 )
 
 // Script is what the node's GPUs say. Its setters replace what they set before
@@ -223,6 +228,11 @@ func (s *Script) Value(group, id, field int, kind byte, status int, age time.Dur
 // the library: nothing samples it any more.
 func (s *Script) Standing(group, id, field int, kind byte, at time.Duration, value string) *Script {
 	return s.set(valueKey(group, id, field), "at %d %d %d %c 0 @%d %s", group, id, field, kind, at.Microseconds(), value)
+}
+
+// NoData leaves a field without any sample, as before its first one.
+func (s *Script) NoData(group, id, field int) *Script {
+	return s.set(valueKey(group, id, field), "rm %d %d %d", group, id, field)
 }
 
 // Default takes a field's value back to that of a GPU that is well and busy.

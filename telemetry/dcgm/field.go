@@ -3,6 +3,8 @@ package dcgm
 import (
 	"math"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/telemetry"
 )
 
 // fieldID is a DCGM field's number. Names changed in DCGM 4.6 (GPU_TEMP became
@@ -74,7 +76,8 @@ var anything = math.Inf(1)
 // 2^32-1 (DCGM issue 199, dcgm-exporter issue 418), and is refused there. Power:
 // a board of 2026 draws up to 1.4 kW, so 10 kW is no reading. Energy at 10 kW for
 // ten years stays below 10^16 mJ. Framebuffer: 16 TiB. PCIe: 1 TB/s, four times a
-// 16-lane link of generation 6 and 7.
+// 16-lane link of generation 6 and 7. Recovery actions: those that have a
+// meaning, because an unknown number must not cost capacity.
 var fields = [slots]fieldSpec{
 	slotName:           {50, seldom, 0, anything},
 	slotUUID:           {54, seldom, 0, anything},
@@ -101,7 +104,7 @@ var fields = [slots]fieldSpec{
 	slotDRAMActive:     {1005, everyTick, 0, 1.05},
 	slotPCIeTX:         {1009, everyTick, 0, 1e12},
 	slotPCIeRX:         {1010, everyTick, 0, 1e12},
-	slotRecoveryAction: {1523, everySecond, 0, 255},
+	slotRecoveryAction: {1523, everySecond, 0, float64(telemetry.RecoverSystemReboot)},
 }
 
 // slotOf finds a field's slot by its number.

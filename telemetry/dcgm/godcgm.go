@@ -20,7 +20,8 @@ func New(o Options) (*Source, error) { return newSource(o, func() engine { retur
 
 // goDCGM is DCGM through go-dcgm. Every method checks that the connection is
 // open: go-dcgm calls symbols that are found only once libdcgm is loaded, and a
-// call before that ends the process with exit status 127.
+// call before that ends the process with exit status 127. So does a call that
+// the library lacks; those made here are older than libdcgm.so.4.
 type goDCGM struct {
 	isOpen  bool
 	opened  int // counts connections, for names that are not there yet

@@ -275,10 +275,11 @@ func (n *node) clock(newest int64, now time.Time) {
 }
 
 // watchEnergy notes when the energy counter moves. A GPU whose numbers all keep
-// coming with new stamps but never change is known by it.
+// coming with new stamps but never change is known by it. A counter at zero is
+// none.
 func (d *device) watchEnergy(now time.Time) {
 	t := &d.tracks[slotEnergy]
-	if !t.good || t.isBlank {
+	if !t.good || t.isBlank || t.value == 0 {
 		d.energyMoved = time.Time{}
 		return
 	}

@@ -266,13 +266,13 @@ func (r *reader) read() (telemetry.GPUFrame, error) {
 		r.lastSlow = begun
 		r.lookAtProcesses()
 	}
-	now := time.Now()
-	for _, d := range r.node.darkGPUs(now) {
+	for _, d := range r.node.darkGPUs(time.Now()) {
 		r.askWhetherLost(d)
 	}
 	r.renewWatches()
 	r.reportSkew()
-	f := r.node.frame(now)
+	// Any of these calls may have waited: what is too old by now is not known.
+	f := r.node.frame(time.Now())
 	if len(f.GPUs) == 0 {
 		return f, fmt.Errorf("%w: of %d GPUs none can be used whole or tells its UUID", errNoGPU, len(r.there.gpus))
 	}
@@ -417,14 +417,14 @@ func (r *reader) renewWatches() {
 }
 
 func (r *reader) reportSkew() {
-	s := r.count.snapshot()
-	if s.Skewed == r.skewed {
+	skew, skewed := r.count.skew()
+	if skewed == r.skewed {
 		return
 	}
-	r.skewed = s.Skewed
-	if s.Skewed {
-		r.log.Warn("the host engine's clock differs from this machine's; ages do not depend on it", "skew", s.Skew)
+	r.skewed = skewed
+	if skewed {
+		r.log.Warn("the host engine's clock differs from this machine's; ages do not depend on it", "skew", skew)
 	} else {
-		r.log.Info("the host engine's clock agrees with this machine's again", "skew", s.Skew)
+		r.log.Info("the host engine's clock agrees with this machine's again", "skew", skew)
 	}
 }

@@ -185,6 +185,14 @@ func TestBlankIsUnknownAndLeavesTheRest(t *testing.T) {
 		if g := r.well().GPUs[0]; g.Known.Has(telemetry.GPUHasFBUsed) {
 			t.Errorf("32-bit blank counts as %v MiB", g.FBUsedMiB)
 		}
+		script.Default(fakedcgm.EntityGPU, 0, fakedcgm.FieldFBUsed).NoData(fakedcgm.EntityGPU, 0, fakedcgm.FieldThrottle)
+		r.write()
+		if g := r.well().GPUs[0]; g.Known.Has(telemetry.GPUHasThrottle) || !g.Known.Has(telemetry.GPUHasFBUsed) {
+			t.Errorf("without a sample of the throttle bits: known %b", g.Known)
+		}
+		if n := r.source.Stats().NoData; n != 1 {
+			t.Errorf("%d samples without data counted; want 1", n)
+		}
 		if s := r.source.Stats(); s.Blank < 13 {
 			t.Errorf("%d blanks counted; want at least 13", s.Blank)
 		}
@@ -344,6 +352,38 @@ func TestGPUThatIsEnumeratedNoMoreIsLost(t *testing.T) {
 		f = r.await(200, "both GPUs", func(f telemetry.GPUFrame) bool { return f.Err == nil && len(f.GPUs) == 2 })
 		if find(t, f, fakedcgm.UUID(1)).Lost {
 			t.Error("GPU that came back is lost")
+		}
+	})
+}
+
+func TestGPUsThatCannotBeIdentifiedWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		script := fakedcgm.New(3).Blank(0).Blank(1).Status(2, fakedcgm.StatusUnsupported)
+		r := start(t, script, Options{})
+		if f := r.next(); len(f.GPUs) != 0 || !errors.Is(f.Err, errNoGPU) || f.Epoch != 1 {
+			t.Errorf("no GPU tells its UUID: %+v", f)
+		}
+		script.Restore(1)
+		r.write()
+		f := r.await(6, "one GPU", func(f telemetry.GPUFrame) bool { return f.Err == nil })
+		if len(f.GPUs) != 1 || f.GPUs[0].ID != fakedcgm.UUID(1) {
+			t.Errorf("one GPU tells its UUID: %+v", f.GPUs)
+		}
+		script.Restore(0)
+		r.write()
+		f = r.await(6, "two GPUs", func(f telemetry.GPUFrame) bool { return len(f.GPUs) == 2 })
+		if g := find(t, f, fakedcgm.UUID(0)); g.Known != everything || f.Epoch != 1 {
+			t.Errorf("the other one: epoch %d, %+v", f.Epoch, g)
+		}
+		// A driver that tells nothing later does not make a GPU nameless.
+		script.Blank(0)
+		r.write()
+		f = r.skip(6)
+		if g := find(t, f, fakedcgm.UUID(0)); g.Model == "" || g.Known != 0 || g.Lost {
+			t.Errorf("GPU that turned blank: %+v", g)
+		}
+		if s := r.source.Stats(); s.Connects != 1 || s.Failed[CauseNoGPU] == 0 {
+			t.Errorf("stats %+v", s)
 		}
 	})
 }

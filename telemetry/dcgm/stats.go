@@ -75,6 +75,12 @@ func (c *counters) failed(cause Cause) {
 	})
 }
 
+func (c *counters) skew() (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats.Skew, c.stats.Skewed
+}
+
 func (c *counters) snapshot() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()

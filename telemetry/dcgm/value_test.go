@@ -63,7 +63,7 @@ func TestProcessChecksTheStruct(t *testing.T) {
 func TestGatesRefuseWhatIsNoReading(t *testing.T) {
 	for at, values := range map[slot][]float64{
 		slotUtil: {-1, 101, 334905, 4294967295}, slotPower: {-1, 1e5, math.NaN()}, slotDRAMActive: {-0.1, 1.2, math.Inf(-1)},
-		slotEnergy: {-1}, slotFBUsed: {-1, 1e9}, slotPCIeRX: {-5, 1e13}, slotMIGMode: {2}, slotRecoveryAction: {256}, slotMargin: {-200, 300},
+		slotEnergy: {-1}, slotFBUsed: {-1, 1e9}, slotPCIeRX: {-5, 1e13}, slotMIGMode: {2}, slotRecoveryAction: {8, 256}, slotMargin: {-200, 300},
 	} {
 		spec := &fields[at]
 		for _, v := range values {
