@@ -234,9 +234,10 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},
-		{"fairlead.scrape.events", "Metrics pages asked for, failures, lines and numbers that could not be used.", func(o metric.Int64Observer) {
+		{"fairlead.scrape.events", "Metrics pages asked for, failures, lines and numbers that could not be used, GPUs whose numbers stood still, GPUs beyond what a page may hold.", func(o metric.Int64Observer) {
 			c := scraped()
-			for kind, n := range map[string]uint64{"pages": c.Scrapes, "failures": c.Failures, "bad_lines": c.BadLines, "rejected_numbers": c.Rejected} {
+			for kind, n := range map[string]uint64{"pages": c.Scrapes, "failures": c.Failures, "bad_lines": c.BadLines, "rejected_numbers": c.Rejected,
+				"frozen_gpus": c.Frozen, "dropped_gpus": c.Dropped} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},

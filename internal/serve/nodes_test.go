@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,6 +151,32 @@ func TestAlertRulesNameOnlyMetricsThatExist(t *testing.T) {
 		if !strings.Contains(body, "\n"+name+"{") {
 			t.Errorf("no metric %s on the page", name)
 		}
+	}
+}
+
+// Row T15 of the known ways in which telemetry misleads: a ghost keeps its
+// gauges.
+func TestEndpointThatLeavesTakesItsSeriesAlong(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	feed(t, s)
+	page := func() string {
+		w := httptest.NewRecorder()
+		s.metrics.handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		return w.Body.String()
+	}
+	if !strings.Contains(page(), `endpoint="g3"`) {
+		t.Fatal("g3 has no series before it leaves")
+	}
+	cfg := *s.config.Load()
+	cfg.Pools = slices.Clone(cfg.Pools)
+	cfg.Pools[0].Endpoints = cfg.Pools[0].Endpoints[:2]
+	s.scoring.reconfigure(&cfg, nil)
+	s.step(time.Now())
+	if after := page(); strings.Contains(after, `endpoint="g3"`) || !strings.Contains(after, `endpoint="g2"`) {
+		t.Error("g3's series are still there, or g2's went with them")
 	}
 }
 
