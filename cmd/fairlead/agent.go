@@ -80,8 +80,22 @@ func agentOptions(cfg *agent.Config, log *slog.Logger) (agent.Options, error) {
 			return o, fmt.Errorf("%w (without GPUs: --dcgm off)", err)
 		}
 		o.GPUs = source
+		o.GPUCounts = func() map[string]uint64 { return countsOf(source.Stats()) }
 	}
 	return o, nil
+}
+
+// countsOf names what DCGM's reader counts.
+func countsOf(s dcgm.Stats) map[string]uint64 {
+	counts := map[string]uint64{
+		"reads": s.Reads, "late": s.Late, "connects": s.Connects, "reconfigurations": s.Reconfigurations, "rewatches": s.Rewatches,
+		"blank": s.Blank, "out of range": s.OutOfRange, "no data": s.NoData, "stale": s.Stale, "frozen": s.Frozen, "xids": s.XIDs,
+		"clock steps": s.ClockSteps,
+	}
+	for cause, n := range s.Failed {
+		counts["failed: "+string(cause)] = n
+	}
+	return counts
 }
 
 // checkAgent looks at GPUs, servers and pages for a while without sending

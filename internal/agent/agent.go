@@ -39,6 +39,9 @@ type Options struct {
 	Config *Config
 	// GPUs is nil on a node without GPUs.
 	GPUs GPUSource
+	// GPUCounts are what the source counts by itself, for metrics, by names that
+	// never change; nil for none.
+	GPUCounts func() map[string]uint64
 	// Engines delivers what the servers' pages say; its endpoints are the
 	// servers' Listen addresses (see [Targets]).
 	Engines telemetry.Source
@@ -107,6 +110,9 @@ func New(o Options) *Agent {
 	for i, s := range o.Config.Servers {
 		a.index[s.Listen] = i
 		a.engines[i].err = "not read yet"
+	}
+	if o.GPUs == nil {
+		a.assign.noGPUs()
 	}
 	a.publish(time.Now())
 	return a

@@ -28,6 +28,7 @@ type bench struct {
 	readings chan telemetry.Reading
 	log      bytes.Buffer
 	stop     func() error
+	stats    push.ClientStats
 
 	mu    sync.Mutex
 	sent  []push.Frame
@@ -59,7 +60,8 @@ func testConfig() *Config {
 // newBench starts an agent in the test's bubble.
 func newBench(t *testing.T, change func(*bench, *Options)) *bench {
 	t.Helper()
-	b := &bench{gpus: make(chan telemetry.GPUFrame), readings: make(chan telemetry.Reading)}
+	b := &bench{gpus: make(chan telemetry.GPUFrame), readings: make(chan telemetry.Reading),
+		stats: push.ClientStats{Connected: true, Sent: 7, Dropped: 2}}
 	o := Options{Config: testConfig(), GPUs: gpuFake{b}, Engines: engineFake{b}, Sender: senderFake{b}, Proc: parseMachine(t, script).proc(),
 		Log: slog.New(slog.NewTextHandler(&b.log, nil))}
 	if change != nil {
@@ -113,9 +115,7 @@ func (f senderFake) Run(ctx context.Context) error {
 	return nil
 }
 
-func (f senderFake) Stats() push.ClientStats {
-	return push.ClientStats{Connected: true, Sent: 7, Dropped: 2}
-}
+func (f senderFake) Stats() push.ClientStats { return f.stats }
 
 func (b *bench) end(name string) {
 	b.mu.Lock()

@@ -46,6 +46,13 @@ func newAssignments(servers []Server, log *slog.Logger) *assignments {
 	return a
 }
 
+// noGPUs says that there are none to look for.
+func (a *assignments) noGPUs() {
+	for i := range a.list {
+		a.list[i] = assignment{why: "the node has no GPUs by its configuration"}
+	}
+}
+
 // wantDiscovery reports whether any server's GPUs are not given by hand.
 func (a *assignments) wantDiscovery() bool {
 	return slices.ContainsFunc(a.servers, func(s Server) bool { return len(s.GPUs) == 0 })

@@ -90,7 +90,8 @@ servers: [ { listen: "%[3]s", advertise: "%[4]s" } ]
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	agent := startAgent(t, binary, fakedcgm.Env(lib, scriptFile), "-f", config)
+	ended := filepath.Join(dir, "ended")
+	agent := startAgent(t, binary, append(fakedcgm.Env(lib, scriptFile), fakedcgm.EndedVariable+"="+ended), "-f", config)
 
 	complete := serve.await(t, agent, "engine and GPU numbers", func(r telemetry.Reading) bool {
 		return r.Err == nil && r.Sample.Known.Has(telemetry.HasKVUsage|telemetry.HasPower|telemetry.HasDRAMActive|telemetry.HasXID|telemetry.HasCondition)
@@ -115,10 +116,18 @@ servers: [ { listen: "%[3]s", advertise: "%[4]s" } ]
 		return r.Sample.Condition == telemetry.ConditionLost && r.Sample.PowerWatts == 310
 	})
 
+	// A GPU can hang when the process that reads it is killed (dcgm-exporter
+	// issue 84), so the agent must shut DCGM down when it is told to end.
+	if _, err := os.Stat(ended); err == nil {
+		t.Error("DCGM was shut down before the agent was told to end")
+	}
 	if err := agent.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	agent.awaitEnd(t)
+	if _, err := os.Stat(ended); err != nil {
+		t.Errorf("the agent ended without shutting DCGM down: %v", err)
+	}
 }
 
 func checkShowsGPUs(t *testing.T, binary, lib string) {

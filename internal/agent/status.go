@@ -89,6 +89,10 @@ func (a *Agent) troubles(now time.Time) []string {
 			why = "no answer yet"
 		}
 		out = append(out, "push: "+why)
+	} else {
+		for _, r := range sent.Refused {
+			out = append(out, fmt.Sprintf("push: serve does not take %s: %s", r.Endpoint, r.Reason))
+		}
 	}
 	if now.Sub(s.At) > stuckAfter {
 		out = append(out, "agent: stuck")
@@ -146,6 +150,8 @@ var (
 	connectedDesc = metric("push_connected", "1 while serve answers.")
 	connectsDesc  = metric("push_connects_total", "Connections to serve.")
 	pushFailsDesc = metric("push_failures_total", "Connections to serve that failed or broke.")
+	refusedDesc   = metric("push_refused", "Model servers that serve does not take from this node.")
+	countsDesc    = metric("gpu_source_total", "What the GPUs' source counts by itself.", "what")
 	epochDesc     = metric("gpu_epoch", "How often the GPUs' source has connected.")
 	ageDesc       = metric("source_age_seconds", "Age of the newest numbers.", "source", "server")
 	serverDesc    = metric("server_gpus", "How many GPUs serve the model server; 0 if they are unknown.", "server")
@@ -177,6 +183,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	put(connectedDesc, gauge, number(sent.Connected))
 	put(connectsDesc, counter, float64(sent.Connects))
 	put(pushFailsDesc, counter, float64(sent.Failures))
+	put(refusedDesc, gauge, float64(len(sent.Refused)))
 	unknown := 0
 	for _, x := range s.Servers {
 		name := x.Server.Listen.String()
@@ -195,6 +202,11 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	put(readsDesc, counter, float64(s.Counts.GPUReads), "gpu")
 	put(failuresDesc, counter, float64(s.Counts.GPUFailures), "gpu")
 	put(epochDesc, gauge, float64(s.Epoch))
+	if c.agent.o.GPUCounts != nil {
+		for what, n := range c.agent.o.GPUCounts() {
+			put(countsDesc, counter, float64(n), what)
+		}
+	}
 	if !s.GPUAt.IsZero() {
 		put(ageDesc, gauge, now.Sub(s.GPUAt).Seconds(), "gpu", "")
 	}

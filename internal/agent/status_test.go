@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/telemetry"
+	"github.com/fairlead-proxy/fairlead/telemetry/push"
 )
 
 // get asks the agent's handler.
@@ -21,7 +22,9 @@ func get(a *Agent, path string) (code int, body string) {
 
 func TestMetricsShowSourcesServersAndGPUs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, nil)
+		b := newBench(t, func(_ *bench, o *Options) {
+			o.GPUCounts = func() map[string]uint64 { return map[string]uint64{"late": 4} }
+		})
 		f := gpuFrame()
 		f.GPUs[0].XID, f.GPUs[0].XIDEvents = 79, 2
 		f.GPUs[1].Recovery = telemetry.RecoverGPUReset
@@ -43,6 +46,8 @@ func TestMetricsShowSourcesServersAndGPUs(t *testing.T) {
 			`fairlead_agent_frames_total{what="dropped"} 2`,
 			`fairlead_agent_push_connected 1`,
 			`fairlead_agent_gpu_epoch 3`,
+			`fairlead_agent_gpu_source_total{what="late"} 4`,
+			`fairlead_agent_push_refused 0`,
 			`fairlead_agent_server_gpus{server="127.0.0.1:8000"} 2`,
 			`fairlead_agent_servers_without_gpus 0`,
 			`fairlead_agent_source_age_seconds{server="127.0.0.1:8000",source="engine"} 0.3`,
@@ -93,6 +98,19 @@ func TestReadinessNamesWhatIsMissing(t *testing.T) {
 		b.wait(time.Minute)
 		if code, _ := get(b.agent, "/healthz"); code != http.StatusServiceUnavailable {
 			t.Errorf("health of an agent that stands still: %d", code)
+		}
+	})
+}
+
+func TestReadinessNamesWhatServeRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(b *bench, _ *Options) {
+			b.stats.Refused = []push.Refusal{{Endpoint: "10.0.0.11:8000", Reason: "no pool has it"}}
+		})
+		b.gpus <- gpuFrame()
+		b.wait(300 * time.Millisecond)
+		if code, body := get(b.agent, "/readyz"); code != http.StatusServiceUnavailable || body != "push: serve does not take 10.0.0.11:8000: no pool has it\n" {
+			t.Errorf("%d %s", code, body)
 		}
 	})
 }
