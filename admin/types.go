@@ -91,6 +91,14 @@ type Pool struct {
 	Endpoints    []Endpoint `json:"endpoints"`
 }
 
+// Scaling are an endpoint's slow signals.
+type Scaling struct {
+	KVUsage Summary `json:"kv_usage"`
+	Waiting Summary `json:"waiting"`
+	// Allocation is in shares of the KV cache per second.
+	Allocation Summary `json:"allocation"`
+}
+
 // Summary is a mean with its population standard deviation; N is how many
 // values it rests on.
 type Summary struct {
@@ -137,6 +145,8 @@ type Endpoint struct {
 	// bytes is known. −1 when unknown.
 	Allocation   float64 `json:"allocation_per_s"`
 	AllocationMB float64 `json:"allocation_mb_per_s"`
+	// Scaling are signals over the last 5 s for sizing the pool.
+	Scaling Scaling `json:"scaling_5s"`
 	// Condition is what the GPUs' level signals say: ok, drain, eject, lost or
 	// unknown; XID the last code, 0 for none.
 	Condition string `json:"gpu_condition"`

@@ -254,11 +254,6 @@ func (w *Window) Each(over time.Duration, visit func(*Sample)) {
 	}
 }
 
-// Points is how many samples of the last over know field f.
-func (w *Window) Points(f Mask, over time.Duration) int {
-	return w.span(f, over, func(_, _ float64) {})
-}
-
 // Newest is the newest value of field f, however old, or false if no sample
 // knows it: for what changes seldom, such as capacities.
 func (w *Window) Newest(f Mask) (float64, bool) {
@@ -268,14 +263,6 @@ func (w *Window) Newest(f Mask) (float64, bool) {
 		}
 	}
 	return 0, false
-}
-
-// Max is the largest value of field f over the last over, or false if none
-// knows it.
-func (w *Window) Max(f Mask, over time.Duration) (float64, bool) {
-	most := math.Inf(-1)
-	n := w.span(f, over, func(_, v float64) { most = max(most, v) })
-	return most, n > 0
 }
 
 // GrowthBetween is the sum of the rises of field f from sample to sample, per
@@ -303,74 +290,6 @@ func (w *Window) GrowthBetween(f Mask, from, to time.Duration) (float64, bool) {
 	return sum / (newest - oldest), true
 }
 
-// GrowthDeviation is the population standard deviation of the growth per second
-// of field f from sample to sample over the last over (falls count as 0), and
-// the number of those rates.
-func (w *Window) GrowthDeviation(f Mask, over time.Duration) (deviation float64, n int) {
-	var sum, squares, newer, at float64
-	first := true
-	w.span(f, over, func(t, v float64) {
-		if !first && at > t {
-			rate := max(0, newer-v) / (at - t)
-			sum += rate
-			squares += rate * rate
-			n++
-		}
-		newer, at, first = v, t, false
-	})
-	if n == 0 {
-		return 0, 0
-	}
-	mean := sum / float64(n)
-	return math.Sqrt(max(0, squares/float64(n)-mean*mean)), n
-}
-
-// Mean is the mean of field f over the samples of the last over, or false if
-// none knows it.
-func (w *Window) Mean(f Mask, over time.Duration) (float64, bool) {
-	sum := 0.0
-	n := w.span(f, over, func(_, v float64) { sum += v })
-	if n == 0 {
-		return 0, false
-	}
-	return sum / float64(n), true
-}
-
-// Deviation is the population standard deviation of field f over the last
-// over, or false with fewer than two points.
-func (w *Window) Deviation(f Mask, over time.Duration) (float64, bool) {
-	mean, ok := w.Mean(f, over)
-	if !ok {
-		return 0, false
-	}
-	sum := 0.0
-	n := w.span(f, over, func(_, v float64) { sum += (v - mean) * (v - mean) })
-	if n < 2 {
-		return 0, false
-	}
-	return math.Sqrt(sum / float64(n)), true
-}
-
-// Slope is the least-squares slope of field f in units per second over the last
-// over, or false with fewer than three points or none apart in time.
-func (w *Window) Slope(f Mask, over time.Duration) (float64, bool) {
-	var sumT, sumV float64
-	n := w.span(f, over, func(t, v float64) { sumT += t; sumV += v })
-	if n < 3 {
-		return 0, false
-	}
-	meanT, meanV := sumT/float64(n), sumV/float64(n)
-	var cov, variance float64
-	w.span(f, over, func(t, v float64) {
-		cov += (t - meanT) * (v - meanV)
-		variance += (t - meanT) * (t - meanT)
-	})
-	if variance == 0 {
-		return 0, false
-	}
-	return cov / variance, true
-}
-
 // Delta is the growth of counter f over the last over. A counter that fell was
 // reset: that one difference is dropped and counting goes on from the lower
 // value; resets says how often. False with fewer than two points.
@@ -389,24 +308,6 @@ func (w *Window) Delta(f Mask, over time.Duration) (delta float64, resets int, o
 		newer = v
 	})
 	return delta, resets, n >= 2
-}
-
-// Rate is Delta per second, or false where Delta is or no time lies between
-// the points.
-func (w *Window) Rate(f Mask, over time.Duration) (float64, bool) {
-	delta, _, ok := w.Delta(f, over)
-	var newest, oldest float64
-	first := true
-	w.span(f, over, func(t, _ float64) {
-		if first {
-			newest, first = t, false
-		}
-		oldest = t
-	})
-	if !ok || newest <= oldest {
-		return 0, false
-	}
-	return delta / (newest - oldest), true
 }
 
 // MeanTTFT is the mean time to first token of the requests whose first token

@@ -17,7 +17,7 @@ type gauges struct {
 	risk, share, inFlight, age, state, condition, plan metric.Float64ObservableGauge
 	allocationMB, allocation, ready                    metric.Float64ObservableGauge
 	poolRisk, poolAllocation, ejected, kv, waiting     metric.Float64ObservableGauge
-	poolInfo                                           metric.Float64ObservableGauge
+	poolInfo, scaling                                  metric.Float64ObservableGauge
 	all                                                []metric.Observable
 }
 
@@ -42,6 +42,7 @@ func newGauges(meter metric.Meter) (*gauges, error) {
 		{&g.poolAllocation, "fairlead.pool.allocation_5s", "", "Mean allocation rate over the last 5 s in shares of the KV cache per second and its deviation; for scaling."},
 		{&g.ejected, "fairlead.pool.ejected", "", "Share of the pool's endpoints that are ejected, 0 to 1."},
 		{&g.poolInfo, "fairlead.pool.info", "", "1, with the pool's model and hardware as the config names them."},
+		{&g.scaling, "fairlead.endpoint.scaling", "", "Mean and deviation over the last 5 s of kv_usage, waiting and allocation; for scaling."},
 		{&g.plan, "fairlead.plan.age", "s", "Time since the plan in force was compiled."},
 	} {
 		gauge, err := meter.Float64ObservableGauge(d.name, metric.WithUnit(d.unit), metric.WithDescription(d.description))
@@ -131,6 +132,14 @@ func (g *gauges) observeEndpoint(o metric.Observer, p *admin.Pool, e *admin.Endp
 	for source, seconds := range map[string]float64{"engine": e.TelemetryAge, "gpu": e.GPUAge} {
 		if seconds >= 0 {
 			o.ObserveFloat64(g.age, seconds, with("source", source))
+		}
+	}
+	for signal, s := range map[string]admin.Summary{"kv_usage": e.Scaling.KVUsage, "waiting": e.Scaling.Waiting, "allocation": e.Scaling.Allocation} {
+		if s.N == 0 {
+			continue
+		}
+		for kind, v := range map[string]float64{"mean": s.Mean, "deviation": s.Deviation} {
+			o.ObserveFloat64(g.scaling, v, metric.WithAttributes(append(labels[:2:2], attribute.String("signal", signal), attribute.String("kind", kind))...))
 		}
 	}
 	o.ObserveFloat64(g.state, 1, with("state", e.State))

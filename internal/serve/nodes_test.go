@@ -147,7 +147,7 @@ func TestAlertRulesNameOnlyMetricsThatExist(t *testing.T) {
 			t.Errorf("no metric %s on the page", name)
 		}
 	}
-	for _, name := range []string{"gpu_memory_allocation_rate_mb_per_sec", "gpu_node_ready", "fairlead_pool_risk_5s", "fairlead_endpoint_gpu_condition"} {
+	for _, name := range []string{"gpu_memory_allocation_rate_mb_per_sec", "gpu_node_ready", "fairlead_pool_risk_5s", "fairlead_endpoint_gpu_condition", "fairlead_endpoint_scaling"} {
 		if !strings.Contains(body, "\n"+name+"{") {
 			t.Errorf("no metric %s on the page", name)
 		}

@@ -258,7 +258,15 @@ func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float
 	}
 	showGPU(&row, &t.window, now)
 	showAllocation(&row, &t.window, now, kvBytes)
+	row.Scaling = scalingOf(t.window.Scaling(now))
 	return row
+}
+
+func scalingOf(s telemetry.Scaling) admin.Scaling {
+	show := func(s telemetry.Spread) admin.Summary {
+		return admin.Summary{Mean: s.Mean, Deviation: s.Deviation, N: s.Points}
+	}
+	return admin.Scaling{KVUsage: show(s.KVUsage), Waiting: show(s.Waiting), Allocation: show(s.AllocRate)}
 }
 
 // showGPU fills what is known of the endpoint's GPUs.
@@ -276,9 +284,6 @@ func showGPU(row *admin.Endpoint, w *telemetry.Window, now time.Time) {
 	row.XID, _ = w.XID()
 }
 
-// megabyte is 10⁶ bytes: the alert thresholds of the field are in MB/s.
-const megabyte = 1e6
-
 // showAllocation fills the memory allocation rate: of the KV cache, or of the
 // framebuffer where the server tells no KV usage. kvBytes is what a token takes,
 // 0 if unknown.
@@ -290,14 +295,14 @@ func showAllocation(row *admin.Endpoint, w *telemetry.Window, now time.Time, kvB
 		}
 		row.Allocation = rate
 		if tokens, ok := w.Newest(telemetry.HasKVTokens); ok && kvBytes > 0 {
-			row.AllocationMB = rate * tokens * kvBytes / megabyte
+			row.AllocationMB = features.MegabytesPerSecond(rate, tokens, kvBytes)
 		}
 		return
 	}
 	if s, ok := w.Last(telemetry.HasFBUsed|telemetry.HasFBTotal, now, scorer.FreshAge); ok && s.FBTotalMiB > 0 {
 		if rate, ok := features.GrowthRate(w, telemetry.HasFBUsed, time.Second); ok {
 			row.Allocation = rate
-			row.AllocationMB = rate * s.FBTotalMiB * (1 << 20) / megabyte
+			row.AllocationMB = features.MegabytesPerSecond(rate, s.FBTotalMiB, 1<<20)
 		}
 	}
 }
