@@ -97,6 +97,7 @@ func (v *verdict) classify(r *request) bool {
 		Arm:       plan.NoPool,
 		Level:     fleet.LevelOf(v.budget),
 		Strategy:  strategyOf(v.info, r.strategy),
+		Zone:      v.plan.Zone(string(r.zone)),
 		Generates: generates,
 	}
 	if generates {

@@ -285,6 +285,41 @@ func TestSessionsGoToOneEndpoint(t *testing.T) {
 	}
 }
 
+func TestRequestsStayInTheSidecarsZone(t *testing.T) {
+	w := newWorld(t, func(in *plan.Inputs, _ *Options) {
+		in.Pools[0] = pool("h100", "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+		for i, zone := range []string{"a", "b", "b"} {
+			in.Pools[0].Endpoints[i].Zone, in.Pools[0].Endpoints[i].Slot = zone, uint32(i)
+		}
+	})
+	seen := func(zone string) (hosts, reasons map[string]int) {
+		hosts, reasons = map[string]int{}, map[string]int{}
+		m := chat(nil)
+		m.zone = zone
+		for range 100 {
+			r := w.ask(t, m)
+			hosts[strings.Split(metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string), ",")[0]]++
+			reasons[metadata(r, wire.NamespaceLog)[wire.KeyReason].(string)]++
+		}
+		return hosts, reasons
+	}
+	if hosts, reasons := seen("a"); hosts["10.0.0.1:8000"] != 100 || reasons["weighted"] != 100 {
+		t.Errorf("zone a: %v, %v", hosts, reasons)
+	}
+	if hosts, _ := seen("b"); len(hosts) != 2 || hosts["10.0.0.1:8000"] != 0 {
+		t.Errorf("zone b: %v", hosts)
+	}
+	for _, zone := range []string{"", "elsewhere"} {
+		if hosts, reasons := seen(zone); len(hosts) != 3 || reasons["weighted"] != 100 {
+			t.Errorf("zone %q: %v, %v", zone, hosts, reasons)
+		}
+	}
+	w.live[0] = 7 // of 10
+	if _, reasons := seen("a"); reasons["zone_spill"] < 80 {
+		t.Errorf("zone a at 70 %%: %v", reasons)
+	}
+}
+
 func TestRequestIDIsKeptOnlyFromTrustedCallersAndIfPlain(t *testing.T) {
 	trusting := func(_ *plan.Inputs, o *Options) {
 		o.Trusted = func(source string) bool { return strings.HasPrefix(source, "127.0.0.1:") }

@@ -110,6 +110,7 @@ type message struct {
 	route     string
 	cluster   string
 	source    string
+	zone      string
 	noBody    bool
 	overwrite func(*extprocv3.ProcessingRequest)
 }
@@ -127,7 +128,7 @@ func (m message) proto() *extprocv3.ProcessingRequest {
 	}
 	attributes := map[string]any{}
 	for k, v := range map[string]string{
-		wire.AttributeRouteName: m.route, wire.AttributeClusterName: m.cluster, wire.AttributeSource: m.source,
+		wire.AttributeRouteName: m.route, wire.AttributeClusterName: m.cluster, wire.AttributeSource: m.source, wire.AttributeZone: m.zone,
 	} {
 		if v != "" {
 			attributes[k] = v

@@ -61,7 +61,7 @@ type request struct {
 	stream    bool
 	cacheKey  []byte // prompt_cache_key
 
-	cluster, route, source []byte
+	cluster, route, source, zone []byte
 }
 
 var errMalformed = errors.New("malformed protobuf")
@@ -386,5 +386,7 @@ func (r *request) attribute(name []byte, v value) {
 		r.route = v.text
 	case wire.AttributeSource:
 		r.source = v.text
+	case wire.AttributeZone:
+		r.zone = v.text
 	}
 }

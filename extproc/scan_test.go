@@ -69,6 +69,7 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 	r.cluster = []byte(attributes["xds.cluster_name"].GetStringValue())
 	r.route = []byte(attributes["xds.route_name"].GetStringValue())
 	r.source = []byte(attributes["source.address"].GetStringValue())
+	r.zone = []byte(attributes["xds.node.locality.zone"].GetStringValue())
 	return r
 }
 
@@ -95,7 +96,7 @@ func same(a, b request) bool {
 		bytes.Equal(a.source, b.source) && a.kind == b.kind && a.observe == b.observe && a.endOfStream == b.endOfStream &&
 		a.strategy == b.strategy && a.header == b.header && a.peeked == b.peeked && a.body == b.body &&
 		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream && a.bodyBytes == b.bodyBytes &&
-		bytes.Equal(a.affinity, b.affinity) && bytes.Equal(a.cacheKey, b.cacheKey)
+		bytes.Equal(a.zone, b.zone) && bytes.Equal(a.affinity, b.affinity) && bytes.Equal(a.cacheKey, b.cacheKey)
 }
 
 func drawValue(t *rapid.T) *structpb.Value {
@@ -148,7 +149,7 @@ func drawMessage(t *rapid.T) *extprocv3.ProcessingRequest {
 	m := &extprocv3.ProcessingRequest{
 		ObservabilityMode: rapid.Bool().Draw(t, "observe"),
 		Attributes: drawStructs(t, []string{wire.AttributesKey, "another"},
-			[]string{wire.AttributeClusterName, wire.AttributeRouteName, wire.AttributeSource, "x"}),
+			[]string{wire.AttributeClusterName, wire.AttributeRouteName, wire.AttributeSource, wire.AttributeZone, "x"}),
 	}
 	if rapid.Bool().Draw(t, "metadata") {
 		m.MetadataContext = &corev3.Metadata{FilterMetadata: drawStructs(t, []string{wire.NamespacePeek, "fairlead.log", ""},

@@ -69,41 +69,53 @@ func TestDrainedEndpointFinishesItsStreamsAndGetsNothingNew(t *testing.T) {
 
 // eventStream is one running answer and the way to feed it.
 type eventStream struct {
+	path   string
 	events chan string
 	body   *bufio.Scanner
 }
 
-// startEventStreams opens n event streams through an Envoy to an upstream that
-// must be the only one to be chosen at the moment; other requests are answered
-// with its name.
+// startEventStreams opens event streams through an Envoy to an upstream that must
+// be the only one to be chosen at the moment; other requests are answered with
+// its name.
 func startEventStreams(t *testing.T, n int, listen string, up *envoytest.Upstream, name string) []*eventStream {
 	t.Helper()
+	streams := scriptStreams(n, up, name)
+	for _, s := range streams {
+		s.open(t, listen)
+	}
+	return streams
+}
+
+// scriptStreams prepares an upstream for n streams that are still to be opened.
+func scriptStreams(n int, up *envoytest.Upstream, name string) []*eventStream {
 	streams := make([]*eventStream, n)
 	scripts := http.NewServeMux()
 	scripts.Handle("/", named(name))
 	for i := range streams {
-		streams[i] = &eventStream{events: make(chan string)}
-		scripts.Handle(fmt.Sprint("/v1/stream/", i), envoytest.SSE(streams[i].events))
+		streams[i] = &eventStream{events: make(chan string), path: fmt.Sprint("/v1/stream/", i)}
+		scripts.Handle(streams[i].path, envoytest.SSE(streams[i].events))
 	}
 	up.Handle(scripts)
+	return streams
+}
+
+func (s *eventStream) open(t *testing.T, listen string) {
+	t.Helper()
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	for i, s := range streams {
-		ctx, cancel := context.WithCancel(context.Background())
-		t.Cleanup(cancel)
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprint("http://", listen, "/v1/stream/", i), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := transport.RoundTrip(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = response.Body.Close() })
-		s.body = bufio.NewScanner(response.Body)
-		s.pass(t, "first")
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+listen+s.path, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return streams
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = response.Body.Close() })
+	s.body = bufio.NewScanner(response.Body)
+	s.pass(t, "first")
 }
 
 // pass sends one event and wants it at the other end.

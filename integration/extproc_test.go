@@ -84,7 +84,7 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 	t.Helper()
 	in := plan.Inputs{Tick: 1}
 	for _, p := range s.cfg.Pools {
-		pool := plan.PoolInput{Name: p.Name, Tier: p.Tier}
+		pool := plan.PoolInput{Name: p.Name, Tier: p.Tier, SpillAt: p.SpillAt}
 		for _, e := range p.Endpoints {
 			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 			w := 1.0
@@ -92,7 +92,7 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 				w = weight(key)
 			}
 			in := plan.EndpointInput{
-				Address: e.Address, Slot: s.ledger.Load().Slot(key), Weight: w,
+				Address: e.Address, Zone: e.Zone, Slot: s.ledger.Load().Slot(key), Weight: w,
 				MaxInFlight: int32(p.MaxInFlight), KVFree: -1, State: fleet.StateNeutral,
 			}
 			in.InFlight = s.ledger.Load().InFlight(in.Slot)

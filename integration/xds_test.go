@@ -36,6 +36,7 @@ type adsPlane struct {
 	dir     string
 	address fleet.Address
 	runtime envoy.Runtime
+	zones   map[string]string // of sidecars, by id
 	options xds.Options
 	server  *xds.Server
 	stop    func()
@@ -136,7 +137,7 @@ func (p *adsPlane) count(kind xds.EventKind) int {
 func (p *adsPlane) sidecar(id string, listen netip.AddrPort, opts ...envoytest.Option) *envoytest.Envoy {
 	p.t.Helper()
 	b, err := bootstrap.Render(bootstrap.Options{
-		NodeID: id, Group: "edge", Listen: listen, XDS: []fleet.Address{p.address},
+		NodeID: id, Group: "edge", Listen: listen, Zone: p.zones[id], XDS: []fleet.Address{p.address},
 		Admin: fleet.Address{Path: filepath.Join(p.dir, id)},
 	}, "yaml")
 	if err != nil {

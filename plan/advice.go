@@ -52,11 +52,7 @@ func compileAdvice(r *route, pools []PoolInput) routeAdvice {
 			if e.weight() <= 0 {
 				continue
 			}
-			limit := e.MaxInFlight
-			if limit == 0 {
-				limit = unlimitedInFlight
-			}
-			room += float64(limit) * (1 - float64(e.Risk))
+			room += e.capacity()
 		}
 	}
 	// At least one token, and no more than makes a minute: budgets come from a

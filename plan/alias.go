@@ -33,31 +33,49 @@ func (t *table) draw(random uint32) int32 {
 	return c.alias
 }
 
-// levelTables builds the tables of one pool. A level's table leaves out
-// endpoints whose free KV cache is known to be smaller than the level's upper
-// budget, unless that would leave none.
-func levelTables(in []EndpointInput) [fleet.BurstLevels]*table {
-	var out [fleet.BurstLevels]*table
-	everyone := candidates(in, math.MinInt64)
-	if len(everyone) == 0 {
-		return out
-	}
-	base := newTable(in, everyone)
-	last, lastSize := base, len(everyone)
+// levelSets are the candidates of each level. Levels with the same candidates
+// share one slice.
+type levelSets [fleet.BurstLevels][]int32
+
+// newLevelSets picks a pool's candidates out of everyone with weight. A level's
+// leave out endpoints whose free KV cache is known to be smaller than the level's
+// upper budget, unless that would leave none.
+func newLevelSets(in []EndpointInput, everyone []int32) (out levelSets) {
+	last := everyone
 	for level := range out {
 		fitting := candidates(in, fleet.BurstLevel(level).UpperBudget())
 		// Upper budgets rise with the level, so the sets are nested: equal
 		// sizes are equal sets.
 		switch len(fitting) {
-		case 0:
-			last, lastSize = base, len(everyone)
-		case lastSize:
-		case len(everyone):
-			last, lastSize = base, len(everyone)
+		case 0, len(everyone):
+			last = everyone
+		case len(last):
 		default:
-			last, lastSize = newTable(in, fitting), len(fitting)
+			last = fitting
 		}
 		out[level] = last
+	}
+	return out
+}
+
+// shared returns the first level with the same slice.
+func (s *levelSets) shared(level int) int {
+	for k := range level {
+		if len(s[k]) > 0 && len(s[k]) == len(s[level]) && &s[k][0] == &s[level][0] {
+			return k
+		}
+	}
+	return level
+}
+
+// tables builds a table for each level that has candidates.
+func (s *levelSets) tables(in []EndpointInput) (out [fleet.BurstLevels]*table) {
+	for level, set := range s {
+		if first := s.shared(level); first < level {
+			out[level] = out[first]
+		} else if len(set) > 0 {
+			out[level] = newTable(in, set)
+		}
 	}
 	return out
 }

@@ -21,6 +21,7 @@ type Plan struct {
 	routes     []route
 	poolIndex  map[string]PoolID
 	routeIndex map[string]RouteID
+	zoneIndex  map[string]ZoneID
 }
 
 // pool keeps what the hot path reads of every candidate (endpoints) apart from
@@ -34,14 +35,28 @@ type pool struct {
 	serving []int32
 	// drains is true when any endpoint drains.
 	drains bool
-	// tables holds one table per burst level; nil in a pool without any
-	// endpoint of weight > 0. Levels with equal candidates share one table.
+	// whole is what there is to choose from: all endpoints of weight > 0.
+	whole region
+	// zones are the parts of whole by the sidecar's zone: nil for zones without
+	// endpoints of weight > 0, and shorter or empty where nothing is to be told
+	// apart.
+	zones []*region
+	// zoneOf and spill are by endpoint, where zones is not empty: the zone, and how
+	// many attempts in flight are too many to take a request of that zone.
+	zoneOf []ZoneID
+	spill  []int32
+	// steered is the reason of a plain choice in this pool.
+	steered Reason
+}
+
+// region is a set of a pool's endpoints.
+type region struct {
+	// tables holds one table per burst level; nil where there is no candidate.
+	// Levels with equal candidates share one table.
 	tables [fleet.BurstLevels]*table
 	// ring gives sessions their homes; empty in pools that no route with affinity
 	// uses.
 	ring ring
-	// steered is the reason of a plain choice in this pool.
-	steered Reason
 }
 
 type endpoint struct {
@@ -102,7 +117,7 @@ const (
 // Compile builds the plan of one tick. It copies all it keeps of in. It fails
 // only on inputs that no valid configuration and no healthy scorer can produce:
 // duplicate names or addresses, an invalid address, a weight or risk that is
-// not a finite number ≥ 0, a negative limit or count, a route with a pool that is not
+// not a finite number ≥ 0, a negative limit or count, a share beyond 1, a route with a pool that is not
 // there or without any pool. After an error the previous plan stays in use.
 func Compile(in Inputs) (*Plan, error) {
 	if len(in.Pools) > maxItems || len(in.Routes) > maxItems {
@@ -115,6 +130,10 @@ func Compile(in Inputs) (*Plan, error) {
 		routes:     make([]route, len(in.Routes)),
 		poolIndex:  make(map[string]PoolID, len(in.Pools)),
 		routeIndex: make(map[string]RouteID, len(in.Routes)),
+		zoneIndex:  make(map[string]ZoneID),
+	}
+	if err := p.indexZones(in.Pools); err != nil {
+		return nil, fmt.Errorf("compile plan: %w", err)
 	}
 	sticky := stickyPools(in.Routes)
 	for i := range in.Pools {
@@ -123,7 +142,7 @@ func Compile(in Inputs) (*Plan, error) {
 			return nil, fmt.Errorf("compile plan: two pools are named %q", name)
 		}
 		p.poolIndex[name] = PoolID(i)
-		if err := p.pools[i].compile(&in.Pools[i], sticky[name]); err != nil {
+		if err := p.compilePool(&p.pools[i], &in.Pools[i], sticky[name]); err != nil {
 			return nil, fmt.Errorf("compile plan: pool %q: %w", name, err)
 		}
 	}
@@ -165,7 +184,27 @@ func stickyPools(routes []RouteInput) map[string]bool {
 	return out
 }
 
-func (pl *pool) compile(in *PoolInput, sticky bool) error {
+// indexZones numbers the zones in the order in which they occur.
+func (p *Plan) indexZones(pools []PoolInput) error {
+	for i := range pools {
+		for k := range pools[i].Endpoints {
+			zone := pools[i].Endpoints[k].Zone
+			if _, found := p.zoneIndex[zone]; found || zone == "" {
+				continue
+			}
+			if len(p.zoneIndex) == maxItems {
+				return fmt.Errorf("more than %d zones", maxItems)
+			}
+			p.zoneIndex[zone] = ZoneID(len(p.zoneIndex) + 1)
+		}
+	}
+	return nil
+}
+
+func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
+	if !(in.SpillAt >= 0 && in.SpillAt <= 1) {
+		return fmt.Errorf("spills at %v of a zone's capacity; accepted: 0 to 1", in.SpillAt)
+	}
 	n := len(in.Endpoints)
 	if n > maxEndpoints {
 		return fmt.Errorf("%d endpoints; accepted: at most %d", n, maxEndpoints)
@@ -189,15 +228,75 @@ func (pl *pool) compile(in *PoolInput, sticky bool) error {
 		pl.serving = serving(in.Endpoints)
 	}
 	pl.addresses = formatAddresses(in.Endpoints)
-	pl.tables = levelTables(in.Endpoints)
-	if sticky {
-		pl.ring = newRing(in.Endpoints, candidates(in.Endpoints, math.MinInt64))
-	}
+	everyone := candidates(in.Endpoints, math.MinInt64)
+	sets := newLevelSets(in.Endpoints, everyone)
+	pl.whole.compile(in.Endpoints, everyone, &sets, sticky)
+	p.compileZones(pl, in, everyone, &sets, sticky)
 	pl.steered = ReasonWeighted
 	if allUnknown(in.Endpoints) {
 		pl.steered = ReasonNoTelemetry
 	}
 	return nil
+}
+
+func (r *region) compile(in []EndpointInput, everyone []int32, sets *levelSets, sticky bool) {
+	r.tables = sets.tables(in)
+	if sticky {
+		r.ring = newRing(in, everyone)
+	}
+}
+
+// compileZones parts a pool by zones, if its candidates are in more than one.
+func (p *Plan) compileZones(pl *pool, in *PoolInput, everyone []int32, sets *levelSets, sticky bool) {
+	several := false
+	for _, e := range everyone {
+		several = several || in.Endpoints[e].Zone != in.Endpoints[everyone[0]].Zone
+	}
+	if !several {
+		return
+	}
+	n := len(in.Endpoints)
+	pl.zoneOf, pl.spill = make([]ZoneID, n), make([]int32, n)
+	at := in.SpillAt
+	if at == 0 {
+		at = DefaultSpillAt
+	}
+	for i := range in.Endpoints {
+		e := &in.Endpoints[i]
+		pl.zoneOf[i] = p.zoneIndex[e.Zone]
+		pl.spill[i] = int32(math.Ceil(at * e.capacity()))
+	}
+	parts := pl.byZone(everyone, len(p.zoneIndex)+1)
+	var levels [fleet.BurstLevels][][]int32
+	for level := range sets {
+		if first := sets.shared(level); first < level {
+			levels[level] = levels[first]
+		} else {
+			levels[level] = pl.byZone(sets[level], len(parts))
+		}
+	}
+	pl.zones = make([]*region, len(parts))
+	for zone := 1; zone < len(parts); zone++ {
+		if len(parts[zone]) == 0 {
+			continue
+		}
+		var near levelSets
+		for level := range near {
+			near[level] = levels[level][zone]
+		}
+		pl.zones[zone] = new(region)
+		pl.zones[zone].compile(in.Endpoints, parts[zone], &near, sticky)
+	}
+}
+
+// byZone parts a set by zones; n is above every zone's id.
+func (pl *pool) byZone(set []int32, n int) [][]int32 {
+	out := make([][]int32, n)
+	for _, e := range set {
+		zone := pl.zoneOf[e]
+		out[zone] = append(out[zone], e)
+	}
+	return out
 }
 
 func checkEndpoint(e *EndpointInput) error {
@@ -352,6 +451,9 @@ func (p *Plan) RouteInfo(id RouteID) *RouteInfo {
 	}
 	return nil
 }
+
+// Zone returns the id of a zone, or 0 if no endpoint is there.
+func (p *Plan) Zone(name string) ZoneID { return p.zoneIndex[name] }
 
 // PoolName returns a pool's name, or "" if the plan doesn't know it.
 func (p *Plan) PoolName(id PoolID) string {

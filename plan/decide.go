@@ -35,6 +35,8 @@ const (
 // endpoint of share w is among the candidates of at most 1−(1−w)³ of the
 // requests.
 //
+// Endpoints of the request's zone come before others, see Class.Zone.
+//
 // On a route with affinity a session's own endpoint comes before any draw, as
 // long as it is no worse a choice; see stick.
 //
@@ -63,21 +65,14 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	}
 	for pos, id := range ch {
 		pl := &p.pools[id]
-		t := pl.tables[w.level]
-		if t == nil {
+		if pl.whole.tables[w.level] == nil {
 			continue
 		}
-		if w.session != 0 {
-			if got, ok := pl.stick(&w); ok {
-				p.steer(&d, ch, pos, got, &w)
-				if !d.Moved {
-					d.Reason = ReasonAffinity
-				}
-				return d
-			}
-		}
-		if got, full := pl.choose(t, &w); !full {
+		if got, why, ok := pl.choose(&w); ok {
 			p.steer(&d, ch, pos, got, &w)
+			if !d.Moved {
+				d.Reason = why
+			}
 			return d
 		}
 	}
@@ -94,12 +89,13 @@ type wish struct {
 	need int32
 	// session is 0 where none counts.
 	session Session
+	zone    ZoneID
 }
 
 // begin fills in place: a copy of what was just written costs a fifth of a
 // decision's time.
 func (w *wish) begin(c *Class, seed uint64, live Live) {
-	w.rng, w.live, w.level = newDraws(seed), live, min(c.Level, fleet.BurstLevels-1)
+	w.rng, w.live, w.level, w.zone = newDraws(seed), live, min(c.Level, fleet.BurstLevels-1), c.Zone
 	if c.Prompt > 0 {
 		w.need = int32(min(c.Prompt, math.MaxInt32/2) + w.level.UpperBudget())
 	}
@@ -155,7 +151,7 @@ func (p *Plan) everyEndpointFull(ch []PoolID, w *wish) bool {
 func (p *Plan) decideFull(ch []PoolID, c Class, w *wish) (d Decision) {
 	for pos, id := range ch {
 		pl := &p.pools[id]
-		t := pl.tables[w.level]
+		t := pl.whole.tables[w.level]
 		if t == nil {
 			continue
 		}
@@ -174,22 +170,90 @@ type choice struct {
 	liveWon, liveLost int32
 }
 
+// choose draws an endpoint below its limit, of the request's zone while that has
+// room; false reports that every endpoint is at its limit.
+func (pl *pool) choose(w *wish) (choice, Reason, bool) {
+	near := pl.near(w)
+	if near == nil {
+		return pl.chooseIn(&pl.whole, w)
+	}
+	if got, why, ok := pl.chooseNear(near, w); ok {
+		return got, why, true
+	}
+	got, why, ok := pl.chooseIn(&pl.whole, w)
+	if ok && pl.zoneOf[got.won] != w.zone {
+		why = ReasonZoneSpill
+	}
+	return got, why, ok
+}
+
+// near is the part of the pool in the request's zone, or nil if the pool has none
+// or that is all there is.
+func (pl *pool) near(w *wish) *region {
+	if int(w.zone) >= len(pl.zones) {
+		return nil
+	}
+	return pl.zones[w.zone] // none for zone 0
+}
+
+// chooseNear is for the endpoints of the request's zone. It doesn't search: a
+// zone in which six draws find no room is as good as full, and others have some.
+func (pl *pool) chooseNear(r *region, w *wish) (got choice, why Reason, ok bool) {
+	t := r.tables[w.level]
+	if t == nil {
+		return got, 0, false
+	}
+	if w.session != 0 {
+		if got, ok := pl.stick(&r.ring, w); ok && got.liveWon < pl.spill[got.won] {
+			return got, ReasonAffinity, true
+		}
+	}
+	two, ok := pl.drawTwo(t, w, pl.spill)
+	if ok {
+		return two, pl.steered, true
+	}
+	for range furtherDraws {
+		e := t.drawOne(&w.rng)
+		n := w.live.InFlight(pl.endpoints[e].slot)
+		if w.able(&pl.endpoints[e], n) && n < pl.spill[e] {
+			return choice{won: e, lost: two.won, liveWon: n, liveLost: two.liveWon}, pl.steered, true
+		}
+	}
+	return got, 0, false
+}
+
 // stick takes the session's home, if that is calm, has room in its KV cache for
 // the request (for the level's budget at least), and has not much more in flight
-// than the pool's mean. Otherwise the request goes where any other would: the
-// session comes home with its next.
-func (pl *pool) stick(w *wish) (choice, bool) {
-	home := pl.ring.home(w.session)
+// than the mean of the ring. Otherwise the request goes where any other would:
+// the session comes home with its next.
+func (pl *pool) stick(r *ring, w *wish) (choice, bool) {
+	home := r.home(w.session)
 	e := &pl.endpoints[home]
 	n := w.live.InFlight(e.slot)
 	room := max(w.need, int32(w.level.UpperBudget()))
-	return choice{won: home, lost: home, liveWon: n, liveLost: n},
-		e.calm && n <= pl.ring.most && e.kv >= room && !e.full(n)
+	return choice{won: home, lost: home, liveWon: n, liveLost: n}, e.calm && n <= r.most && e.kv >= room && !e.full(n)
 }
 
-// choose draws an endpoint below its limit, with room for the request if one
-// has; full reports that every endpoint is at its limit.
-func (pl *pool) choose(t *table, w *wish) (got choice, full bool) {
+// chooseIn draws two endpoints of the whole pool that are below their limits,
+// with room for the request if any has.
+func (pl *pool) chooseIn(r *region, w *wish) (choice, Reason, bool) {
+	t := r.tables[w.level]
+	if w.session != 0 {
+		if got, ok := pl.stick(&r.ring, w); ok {
+			return got, ReasonAffinity, true
+		}
+	}
+	got, ok := pl.drawTwo(t, w, nil)
+	if !ok {
+		got, ok = pl.chooseOther(t, got, w)
+	}
+	return got, pl.steered, ok
+}
+
+// drawTwo draws two candidates; the one with fewer attempts in flight wins, of
+// those that are able and, where spill is given, below their place in it. False
+// reports that neither is; then the first stands as won.
+func (pl *pool) drawTwo(t *table, w *wish, spill []int32) (got choice, ok bool) {
 	a, b := t.drawTwo(&w.rng)
 	ea, eb := &pl.endpoints[a], &pl.endpoints[b]
 	la := w.live.InFlight(ea.slot)
@@ -198,21 +262,20 @@ func (pl *pool) choose(t *table, w *wish) (got choice, full bool) {
 		lb = w.live.InFlight(eb.slot)
 	}
 	ableA, ableB := w.able(ea, la), w.able(eb, lb)
-	switch {
-	case !ableA && !ableB:
-		return pl.chooseOther(t, choice{won: a, lost: b, liveWon: la, liveLost: lb}, w)
-	case !ableA || ableB && lb < la:
-		return choice{won: b, lost: a, liveWon: lb, liveLost: la}, false
-	default:
-		return choice{won: a, lost: b, liveWon: la, liveLost: lb}, false
+	if spill != nil {
+		ableA, ableB = ableA && la < spill[a], ableB && lb < spill[b]
 	}
+	if ableB && (!ableA || lb < la) {
+		return choice{won: b, lost: a, liveWon: lb, liveLost: la}, true
+	}
+	return choice{won: a, lost: b, liveWon: la, liveLost: lb}, ableA
 }
 
 // chooseOther looks further when neither candidate is able. What it finds is
 // compared with the first of them. When the KV cache is what all lack, the
 // roomiest of the endpoints drawn serves. Not the roomiest of all: KV readings
 // are a tick old, and everybody would go there until the next.
-func (pl *pool) chooseOther(t *table, two choice, w *wish) (got choice, full bool) {
+func (pl *pool) chooseOther(t *table, two choice, w *wish) (got choice, ok bool) {
 	got = choice{won: two.won, lost: two.won, liveWon: two.liveWon, liveLost: two.liveWon}
 	roomiest := int32(-1)
 	spare := func(e, inFlight int32) {
@@ -227,7 +290,7 @@ func (pl *pool) chooseOther(t *table, two choice, w *wish) (got choice, full boo
 		n := w.live.InFlight(pl.endpoints[e].slot)
 		if w.able(&pl.endpoints[e], n) {
 			got.won, got.liveWon = e, n
-			return got, false
+			return got, true
 		}
 		spare(e, n)
 	}
@@ -241,7 +304,7 @@ func (pl *pool) chooseOther(t *table, two choice, w *wish) (got choice, full boo
 	if ok {
 		got.won, got.liveWon = found.won, found.liveWon
 	}
-	return got, !ok && roomiest < 0
+	return got, ok || roomiest >= 0
 }
 
 // findAble looks for an able endpoint among n candidates: at all of them,
@@ -300,7 +363,7 @@ func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {
 	d.add(Pick{Pool: arm, Endpoint: got.won})
 	if d.Moved {
 		d.Reason = ReasonSpill
-		if p.pools[ch[0]].tables[w.level] == nil {
+		if p.pools[ch[0]].whole.tables[w.level] == nil {
 			d.Reason = ReasonPoolEmpty
 		}
 	}
@@ -313,7 +376,7 @@ func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {
 		}
 		id := ch[i]
 		next := &p.pools[id]
-		t := next.tables[w.level]
+		t := next.retries(w)
 		if t == nil {
 			d.Regroup = true
 			continue
@@ -321,13 +384,32 @@ func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {
 		d.add(Pick{Pool: id, Endpoint: next.retryTarget(t, w)})
 	}
 	if d.N == 1 {
-		d.add(Pick{Pool: arm, Endpoint: pl.tables[w.level].other(got, &w.rng)})
+		d.add(Pick{Pool: arm, Endpoint: pl.second(got, w)})
 	}
 }
 
 func (d *Decision) add(pick Pick) {
 	d.Picks[d.N] = pick
 	d.N++
+}
+
+// retries is the table for attempts after the first: the zone's, where it has
+// candidates, else the whole pool's.
+func (pl *pool) retries(w *wish) *table {
+	if near := pl.near(w); near != nil && near.tables[w.level] != nil {
+		return near.tables[w.level]
+	}
+	return pl.whole.tables[w.level]
+}
+
+// second is the target of a second attempt in the same pool: another endpoint of
+// the zone if there is one, else of the pool.
+func (pl *pool) second(got choice, w *wish) int32 {
+	t := pl.retries(w)
+	if len(t.cells) == 1 {
+		t = pl.whole.tables[w.level]
+	}
+	return t.other(got, &w.rng)
 }
 
 // retryTarget picks an endpoint of a later pool. It is not scanned for room:

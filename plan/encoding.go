@@ -40,6 +40,7 @@ func (in Inputs) AppendCanonical(dst []byte) []byte {
 func appendPool(dst []byte, p *PoolInput) []byte {
 	dst = appendString(dst, p.Name)
 	dst = appendString(dst, p.Tier)
+	dst = appendFloat(dst, p.SpillAt)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Endpoints)))
 	for i := range p.Endpoints {
 		dst = appendEndpoint(dst, &p.Endpoints[i])
@@ -49,6 +50,7 @@ func appendPool(dst []byte, p *PoolInput) []byte {
 
 func appendEndpoint(dst []byte, e *EndpointInput) []byte {
 	dst = appendAddress(dst, e.Address)
+	dst = appendString(dst, e.Zone)
 	dst = binary.AppendUvarint(dst, uint64(e.Slot))
 	dst = appendFloat(dst, e.Weight)
 	dst = binary.AppendVarint(dst, int64(e.MaxInFlight))
@@ -146,12 +148,13 @@ func (d *decoder) inputs() Inputs {
 }
 
 func (d *decoder) pool() PoolInput {
-	return PoolInput{Name: d.string(), Tier: d.string(), Endpoints: list(d, d.endpoint)}
+	return PoolInput{Name: d.string(), Tier: d.string(), SpillAt: d.float(), Endpoints: list(d, d.endpoint)}
 }
 
 func (d *decoder) endpoint() EndpointInput {
 	return EndpointInput{
 		Address:     d.address(),
+		Zone:        d.string(),
 		Slot:        uint32(d.uvarint(math.MaxUint32)),
 		Weight:      d.float(),
 		MaxInFlight: int32(d.varint(math.MinInt32, math.MaxInt32)),

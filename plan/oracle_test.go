@@ -18,8 +18,19 @@ type oracleAnswer struct {
 	moved   bool
 	regroup bool
 	order   []string // pool of each attempt
-	// allowed are the indexes of the endpoints that may be Picks[0].
-	allowed []int
+	// allowed are the endpoints that may be Picks[0], by index, each with the
+	// reasons that it may have. A moved request's reason is the move's.
+	allowed map[int][]Reason
+}
+
+func (a *oracleAnswer) allow(i int, why Reason) {
+	if a.moved {
+		why = a.reason
+	}
+	if a.allowed == nil {
+		a.allowed = map[int][]Reason{}
+	}
+	a.allowed[i] = append(a.allowed[i], why)
 }
 
 func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
@@ -64,13 +75,6 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		if firstAlive < 0 {
 			firstAlive = pos
 		}
-		if home := oracleHome(in, name, c, counts); sticky && home >= 0 {
-			out := oracleSteer(in, chain, pos, c.Level, []int{home})
-			if pos == 0 {
-				out.reason = ReasonAffinity
-			}
-			return out
-		}
 		var free []int
 		for _, i := range able {
 			if e := oraclePool(in, name).Endpoints[i]; e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight {
@@ -78,7 +82,9 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 			}
 		}
 		if len(free) > 0 {
-			return oracleSteer(in, chain, pos, c.Level, oracleRoomy(in, name, c, free))
+			out := oracleSteer(in, chain, pos, c)
+			oracleAllow(&out, in, name, c, counts, sticky, able, free)
+			return out
 		}
 	}
 	switch {
@@ -87,11 +93,107 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 	case c.Generates:
 		return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy}
 	}
-	return oracleSteer(in, chain, firstAlive, c.Level, oracleAble(in, chain[firstAlive], c.Level))
+	out := oracleSteer(in, chain, firstAlive, c)
+	for _, i := range oracleAble(in, chain[firstAlive], c.Level) {
+		out.allow(i, out.reason)
+	}
+	return out
 }
 
-func oracleSteer(in Inputs, chain []string, pos int, level fleet.BurstLevel, allowed []int) oracleAnswer {
-	out := oracleAnswer{action: ActionSteer, moved: pos > 0, regroup: pos > 0, allowed: allowed}
+// oracleAllow finds what may be chosen in a pool where the endpoints free are
+// below their limits. First come those of the request's zone with room there; the
+// six draws may miss them, unless no other is drawn from. Then comes the pool.
+func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []int32, sticky bool, able, free []int) {
+	p := oraclePool(in, name)
+	why := func(i int, near Reason) Reason {
+		if oracleHasZone(in, p, c.Zone) && p.Endpoints[i].Zone != oracleZones(in)[c.Zone-1] {
+			return ReasonZoneSpill
+		}
+		return near
+	}
+	if oracleHasZone(in, p, c.Zone) {
+		zone := oracleZones(in)[c.Zone-1]
+		inZone := func(e EndpointInput) bool { return e.Zone == zone }
+		hasRoom := func(i int) bool {
+			e := p.Endpoints[i]
+			at, limit := p.SpillAt, float64(e.MaxInFlight)
+			if at == 0 {
+				at = 0.7
+			}
+			if limit == 0 {
+				limit = 256
+			}
+			return float64(counts[e.Slot]) < math.Ceil(at*(limit*(1-float64(e.Risk))))
+		}
+		if home := oracleHome(p, c, counts, inZone); sticky && home >= 0 && hasRoom(home) {
+			out.allow(home, ReasonAffinity)
+			return
+		}
+		near, members := 0, oracleZoneAble(p, able, zone)
+		for _, i := range free {
+			e := p.Endpoints[i]
+			if e.Zone == zone && hasRoom(i) && (c.Prompt <= 0 || e.KVFree == -1 || e.KVFree >= c.Prompt+c.Level.UpperBudget()) {
+				out.allow(i, out.reason)
+				near++
+			}
+		}
+		if near > 0 && near == members {
+			return
+		}
+	}
+	if home := oracleHome(p, c, counts, func(EndpointInput) bool { return true }); sticky && home >= 0 {
+		out.allow(home, why(home, ReasonAffinity))
+		return
+	}
+	for _, i := range oracleRoomy(in, name, c, free) {
+		out.allow(i, why(i, out.reason))
+	}
+}
+
+// oracleZoneAble counts the endpoints of a zone among those that may serve.
+func oracleZoneAble(p PoolInput, able []int, zone string) int {
+	n := 0
+	for _, i := range able {
+		if p.Endpoints[i].Zone == zone {
+			n++
+		}
+	}
+	return n
+}
+
+// oracleZones lists the zones in the order in which they occur.
+func oracleZones(in Inputs) []string {
+	var out []string
+	for _, p := range in.Pools {
+		for _, e := range p.Endpoints {
+			if e.Zone != "" && !slices.Contains(out, e.Zone) {
+				out = append(out, e.Zone)
+			}
+		}
+	}
+	return out
+}
+
+// oracleHasZone reports whether a pool has endpoints both in the zone and
+// elsewhere that may be chosen at all.
+func oracleHasZone(in Inputs, p PoolInput, zone ZoneID) bool {
+	names := oracleZones(in)
+	if zone == 0 || int(zone) > len(names) {
+		return false
+	}
+	here, elsewhere := false, false
+	for _, e := range p.Endpoints {
+		if e.Weight > 0 && e.State != fleet.StateDraining {
+			here = here || e.Zone == names[zone-1]
+			elsewhere = elsewhere || e.Zone != names[zone-1]
+		}
+	}
+	return here && elsewhere
+}
+
+func oracleSteer(in Inputs, chain []string, pos int, c Class) oracleAnswer {
+	level := c.Level
+	out := oracleAnswer{action: ActionSteer, moved: pos > 0, regroup: pos > 0}
 	switch {
 	case pos > 0 && len(oracleAble(in, chain[0], level)) == 0:
 		out.reason = ReasonPoolEmpty
@@ -130,12 +232,12 @@ func oraclePool(in Inputs, name string) PoolInput {
 }
 
 // oracleHome is the session's endpoint if it may take the request, else −1: of
-// all endpoints of weight > 0 the one whose point is nearest behind a probe.
-func oracleHome(in Inputs, name string, c Class, counts []int32) int {
-	p := oraclePool(in, name)
+// all endpoints of weight > 0 that are meant the one whose point is nearest
+// behind a probe.
+func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) bool) int {
 	home, nearest, members, inFlight := -1, uint64(math.MaxUint64), 0, int32(0)
 	for i, e := range p.Endpoints {
-		if e.Weight == 0 || e.State == fleet.StateDraining {
+		if e.Weight == 0 || e.State == fleet.StateDraining || !meant(e) {
 			continue
 		}
 		members++

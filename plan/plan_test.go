@@ -26,6 +26,9 @@ func TestCompileSaysWhatIsImpossible(t *testing.T) {
 		{"NaN risk", func(in *Inputs) { in.Pools[0].Endpoints[0].Risk = fleet.Risk(math.NaN()) }, "risk is NaN"},
 		{"negative limit", func(in *Inputs) { in.Pools[0].Endpoints[0].MaxInFlight = -1 }, "limit in flight is -1"},
 		{"negative count", func(in *Inputs) { in.Pools[0].Endpoints[0].InFlight = -1 }, "-1 attempts in flight"},
+		{"share above all", func(in *Inputs) { in.Pools[0].SpillAt = 1.1 }, `pool "pool": spills at 1.1 of a zone's capacity`},
+		{"NaN share", func(in *Inputs) { in.Pools[0].SpillAt = math.NaN() }, "spills at NaN"},
+		{"too many zones", func(in *Inputs) { *in = zonesOfTheirOwn(maxItems + 1) }, "more than 32767 zones"},
 		{"KV below unknown", func(in *Inputs) { in.Pools[0].Endpoints[0].KVFree = -2 }, "free KV tokens are -2"},
 		{"no address", func(in *Inputs) { in.Pools[0].Endpoints[0].Address = netip.AddrPort{} }, "address is not valid"},
 		{"address twice", func(in *Inputs) { in.Pools[0].Endpoints[1].Address = in.Pools[0].Endpoints[0].Address }, "10.1.0.0:80 occurs twice"},
@@ -71,7 +74,7 @@ func TestExtremeWeightsStillDraw(t *testing.T) {
 
 func TestLevelsWithEqualCandidatesShareATable(t *testing.T) {
 	in := onePool(4, func(i int, e *EndpointInput) { e.KVFree = []fleet.Tokens{-1, 300, 300, 5000}[i] })
-	tables := mustCompile(t, in).pools[0].tables
+	tables := mustCompile(t, in).pools[0].whole.tables
 	if tables[0] != tables[3] || tables[4] != tables[7] || tables[3] == tables[4] {
 		t.Error("want one table for levels 0–3 and one for 4–7")
 	}
@@ -79,7 +82,7 @@ func TestLevelsWithEqualCandidatesShareATable(t *testing.T) {
 		t.Errorf("level 4 has %d candidates, want the unknown one and the free one", n)
 	}
 	in = onePool(2, func(_ int, e *EndpointInput) { e.KVFree = 0 })
-	tables = mustCompile(t, in).pools[0].tables
+	tables = mustCompile(t, in).pools[0].whole.tables
 	if tables[0] != tables[7] || len(tables[0].cells) != 2 {
 		t.Error("when nobody fits, everybody is a candidate of every level")
 	}
@@ -290,7 +293,7 @@ func TestNegativeZeroIsZero(t *testing.T) {
 // TestDigestIsStable pins the encoding: a change of this value is a change of
 // version.
 func TestDigestIsStable(t *testing.T) {
-	if got, want := mustCompile(t, bigFleet(10)).Digest(), "91fe9cd72f0a9c90"; got != want {
+	if got, want := mustCompile(t, bigFleet(10)).Digest(), "c978ea75683b1e2e"; got != want {
 		t.Errorf("digest is %s, want %s", got, want)
 	}
 }

@@ -18,11 +18,11 @@ var update = flag.Bool("update", false, "rewrite the decisions in testdata")
 // TestScripts runs testdata/*.txt. A script describes a fleet and then requests;
 // below each request stand the decisions for seeds 1, 2, 3 … Lines:
 //
-//	pool NAME                                  then its endpoints:
-//	  ADDRESS [weight=1] [max=0] [inflight=0] [kv=-1] [risk=0] [state=neutral]
+//	pool NAME [spill=0.7]                      then its endpoints:
+//	  ADDRESS [zone=] [weight=1] [max=0] [inflight=0] [kv=-1] [risk=0] [state=neutral]
 //	route NAME split=A,B [fallback=C,D] [affinity=none]
 //	live N N N …                               in flight, endpoint by endpoint
-//	decide [route=NAME] arm=POOL|none [level=0] [prompt=0] [session=KEY] [strategy=dynamic] [generates=true] [seeds=4]
+//	decide [route=NAME] arm=POOL|none [level=0] [prompt=0] [session=KEY] [zone=] [strategy=dynamic] [generates=true] [seeds=4]
 //	> …                                        a decision (written by -update)
 //
 // The chosen endpoint stands first with its count, then the runner-up with its
@@ -88,7 +88,8 @@ func (s *script) line(line string) (string, error) {
 	switch words[0] {
 	case "pool":
 		s.plan = nil
-		s.in.Pools = append(s.in.Pools, PoolInput{Name: words[1]})
+		spill, _ := strconv.ParseFloat(args["spill"], 64)
+		s.in.Pools = append(s.in.Pools, PoolInput{Name: words[1], SpillAt: spill})
 	case "route":
 		s.plan = nil
 		r := RouteInput{Name: words[1], Split: strings.Split(args["split"], ","), DefaultBudget: 512}
@@ -130,6 +131,8 @@ func (s *script) endpoint(address string, args map[string]string) error {
 	for key, value := range args {
 		n, err := strconv.ParseFloat(value, 64)
 		switch {
+		case key == "zone":
+			e.Zone = value
 		case key == "state" && value == "unknown":
 			e.State = fleet.StateUnknown
 		case key == "state" && value == "ejected":
@@ -187,6 +190,7 @@ func (s *script) decide(args map[string]string) (string, error) {
 	c.Level = fleet.BurstLevel(level)
 	prompt, _ := strconv.Atoi(args["prompt"])
 	c.Prompt = fleet.Tokens(prompt)
+	c.Zone = s.plan.Zone(args["zone"])
 	c.Session = SessionOf([]byte(args["session"]))
 	seeds, err := strconv.Atoi(args["seeds"])
 	if err != nil {

@@ -24,14 +24,22 @@ type Inputs struct {
 
 // PoolInput is one pool at one tick.
 type PoolInput struct {
-	Name      string
-	Tier      string
+	Name string
+	Tier string
+	// SpillAt is the share of its endpoints' capacity from which a zone's requests
+	// go to other zones too, 0 … 1; 0 stands for DefaultSpillAt. See Class.Zone.
+	SpillAt   float64
 	Endpoints []EndpointInput
 }
+
+// DefaultSpillAt leaves a zone the room that a burst inside one tick takes.
+const DefaultSpillAt = 0.7
 
 // EndpointInput is one endpoint at one tick.
 type EndpointInput struct {
 	Address netip.AddrPort
+	// Zone is where the endpoint is; "" is nowhere in particular.
+	Zone string
 	// Slot indexes the live counter of this endpoint; stable for the life of
 	// the process.
 	Slot uint32
@@ -58,6 +66,17 @@ func (e *EndpointInput) weight() float64 {
 		return 0
 	}
 	return e.Weight
+}
+
+// capacity is how many attempts the endpoint can well have in flight: its limit,
+// less its risk, which knows more of what is possible. An endpoint without a
+// limit counts like the default of a pool.
+func (e *EndpointInput) capacity() float64 {
+	limit := e.MaxInFlight
+	if limit == 0 {
+		limit = unlimitedInFlight
+	}
+	return float64(limit) * (1 - float64(e.Risk))
 }
 
 // RouteInput is one route at one tick.
@@ -97,6 +116,9 @@ type (
 // NoPool stands for no pool.
 const NoPool PoolID = -1
 
+// ZoneID indexes the zones of a Plan's endpoints, from 1 on; 0 is none.
+type ZoneID uint16
+
 // Class is what a decision needs to know of a request.
 type Class struct {
 	Route RouteID
@@ -113,6 +135,13 @@ type Class struct {
 	// Session is what requests that belong together share; 0 is none. It counts
 	// on routes with AffinitySession.
 	Session Session
+	// Zone is where the asking sidecar is; 0 if that is unknown, or where no
+	// endpoint is. In a pool with endpoints there and elsewhere, those there serve
+	// while fewer attempts are in flight on them than SpillAt of their capacity,
+	// which is their limit · (1 − risk). Beyond that the whole pool serves, each
+	// endpoint by its weight, so that neither a small zone nor the one next to it
+	// is overloaded.
+	Zone ZoneID
 	// Generates is false for paths that do not generate tokens: such requests
 	// are steered but never shed.
 	Generates bool
@@ -144,12 +173,13 @@ const (
 	ReasonNothingAlive                   // no pool of the chain has an endpoint; left to Envoy
 	ReasonUnknownArm                     // the route splits and the drawn pool is unknown; left to Envoy
 	ReasonAffinity                       // the session's own endpoint
+	ReasonZoneSpill                      // an endpoint of another zone: those of the sidecar's have no room
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
-	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity",
+	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity", "zone_spill",
 }
 
 func (r Reason) String() string {

@@ -13,12 +13,13 @@ import (
 )
 
 // sidecarFlags describe one sidecar.
-type sidecarFlags struct{ file, group, listen, node, admin, xds string }
+type sidecarFlags struct{ file, group, listen, zone, node, admin, xds string }
 
 func (s *sidecarFlags) register(flags *flag.FlagSet) {
 	flags.StringVar(&s.file, "f", "fairlead.yaml", "the config `file` of serve")
 	flags.StringVar(&s.group, "group", "", "the sidecar's `group`; default: the config's only one")
 	flags.StringVar(&s.listen, "listen", "", "listen on `ip:port` instead of the group's address")
+	flags.StringVar(&s.zone, "zone", "", "the sidecar's `zone`, as in pools[].endpoints[].zone: endpoints there come first")
 	flags.StringVar(&s.node, "node", "", "the sidecar's `id`, unique among all; default: host name, group and listening address")
 	flags.StringVar(&s.admin, "admin", "unix:envoy-admin.sock", "Envoy's own admin `address`: unix:PATH or ip:port")
 	flags.StringVar(&s.xds, "xds", "", "reach the xDS server at this `address` instead of serve.xds")
@@ -33,6 +34,7 @@ func (s *sidecarFlags) options() (bootstrap.Options, error) {
 	if err != nil {
 		return o, usageError{err}
 	}
+	o.Zone = s.zone
 	return o, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -54,6 +55,10 @@ const (
 	checkTimeout  = 500 * time.Millisecond
 
 	adminSocketMode = 0o600
+
+	// maxZone is the length that the config accepts for a zone. It travels with
+	// every request that asks ext_proc.
+	maxZone = 253
 )
 
 // Options says whose bootstrap to build.
@@ -66,6 +71,9 @@ type Options struct {
 	// Listen is where the sidecar listens; it becomes node metadata
 	// (wire.NodeListen), and the control plane builds the listener from it.
 	Listen netip.AddrPort
+	// Zone is where the sidecar runs, as the config's endpoints[].zone names it;
+	// requests prefer endpoints there. "" is nowhere in particular.
+	Zone string
 	// XDS are the control planes in order of preference, at least one.
 	XDS []fleet.Address
 	// Admin is where Envoy's own admin interface listens; zero means nowhere.
@@ -108,6 +116,9 @@ func Build(o Options) (*bootstrapv3.Bootstrap, error) {
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{xds}},
 		LayeredRuntime:  runtimeLayers(),
 	}
+	if o.Zone != "" {
+		b.Node.Locality = &corev3.Locality{Zone: o.Zone}
+	}
 	if o.Admin != (fleet.Address{}) {
 		at, err := address(o.Admin)
 		if err != nil {
@@ -134,6 +145,9 @@ func (o Options) check() error {
 	}
 	if !o.Listen.IsValid() {
 		faults = append(faults, errors.New("no listening address; accepted: IP:port"))
+	}
+	if len(o.Zone) > maxZone || !utf8.ValidString(o.Zone) {
+		faults = append(faults, fmt.Errorf("zone: found %q; accepted: at most %d bytes of UTF-8", o.Zone, maxZone))
 	}
 	if len(o.XDS) == 0 {
 		faults = append(faults, errors.New("no control plane; accepted: one or more of unix:/path or IP:port"))

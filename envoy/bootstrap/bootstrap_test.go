@@ -33,6 +33,7 @@ func TestBootstrapsMatchTheGoldenFiles(t *testing.T) {
 	two.Admin = fleet.Address{Path: "/run/fairlead/admin.sock"}
 	none := options()
 	none.Admin = fleet.Address{}
+	none.Zone = "eu-1a"
 	for name, o := range map[string]Options{"one": options(), "two": two, "no-admin": none} {
 		for _, format := range []string{"yaml", "json"} {
 			got, err := Render(o, format)
@@ -103,6 +104,13 @@ func TestBuildTellsAllFaults(t *testing.T) {
 	o.Admin = fleet.Address{Host: "nowhere"}
 	if _, err := Build(o); err == nil || !strings.Contains(err.Error(), "admin:") {
 		t.Errorf("admin: %v", err)
+	}
+	for _, zone := range []string{"\xff", strings.Repeat("z", 254)} {
+		o = options()
+		o.Zone = zone
+		if _, err := Build(o); err == nil || !strings.Contains(err.Error(), "zone: found") {
+			t.Errorf("zone %q: %v", zone, err)
+		}
 	}
 	if _, err := Render(options(), "toml"); err == nil || !strings.Contains(err.Error(), "yaml, json") {
 		t.Errorf("format: %v", err)

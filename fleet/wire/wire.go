@@ -136,6 +136,8 @@ const (
 	AttributeClusterName = "xds.cluster_name"
 	AttributeRouteName   = "xds.route_name"
 	AttributeSource      = "source.address"
+	// AttributeZone is the sidecar's zone, "" if its bootstrap names none.
+	AttributeZone = "xds.node.locality.zone"
 	// AttributesKey is the filter name under which they come.
 	AttributesKey = "envoy.filters.http.ext_proc"
 )
