@@ -135,6 +135,7 @@ const (
 	FieldPower          = 157
 	FieldUtil           = 203
 	FieldXID            = 230
+	FieldLinkWidth      = 238
 	FieldFBTotal        = 250
 	FieldFBUsed         = 252
 	FieldFBReserved     = 253

@@ -29,6 +29,8 @@ type scripted struct {
 	inside  int
 	opens   int
 	looks   int // at XIDs
+	reads   int // of a whole GPU's values
+	slow    int // those of them that took the slow fields too
 }
 
 func newScripted(gpus int) *scripted {
@@ -90,6 +92,10 @@ func (s *scripted) latest(entities []entity, ids []fieldID, _ bool, to []sample)
 		return to, s.readErr
 	}
 	s.energy++
+	s.reads++
+	if slices.Contains(ids, fields[slotDBE].id) {
+		s.slow++
+	}
 	for _, e := range entities {
 		for _, id := range ids {
 			at := slotOf[id]
@@ -172,8 +178,8 @@ func TestWatchdogSpeaksOncePerDeadlineAndStartsNobodyElse(t *testing.T) {
 		close(hang)
 		// The answer of the call that hung: what it brings is as old as the call.
 		f := next()
-		if f.Err != nil || len(f.GPUs) != 1 {
-			t.Errorf("the late frame: %+v", f)
+		if f.Err != nil || len(f.GPUs) != 1 || f.GPUs[0].Known != 0 || f.At.Sub(first.At) < 5*time.Second {
+			t.Errorf("the late frame: %+v; want one of now, with nothing known", f)
 		}
 		f = next()
 		if f.Err != nil || !f.GPUs[0].Known.Has(telemetry.GPUHasPower) {
@@ -245,6 +251,29 @@ func TestUnknownFailuresEndTheConnectionAfterAFew(t *testing.T) {
 			t.Errorf("stats %+v", s)
 		}
 	})
+}
+
+func TestSlowFieldsAreReadOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newScripted(1)
+		next, _, stop := runScripted(t, e, Options{})
+		for range 26 {
+			next()
+		}
+		_ = stop()
+		if e.reads != 26 || e.slow != 6 {
+			t.Errorf("%d reads in 5 s, %d of them of the slow fields; want 26 and 6", e.reads, e.slow)
+		}
+	})
+}
+
+func TestNoVerdictOnGPUsWhereNoneIsSeen(t *testing.T) {
+	n := newNode(defaultInterval, &counters{})
+	n.known["GPU-0"] = &remembered{}
+	n.begin(topology{})
+	if f := n.frame(time.Now()); len(f.GPUs) != 0 {
+		t.Errorf("frame %+v; want no GPU", f)
+	}
 }
 
 func TestBlankXIDsAreNoReasonToLook(t *testing.T) {

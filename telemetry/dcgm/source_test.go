@@ -221,6 +221,30 @@ func TestAbsurdValueIsRefusedAndTheLastGoodOneStandsASecond(t *testing.T) {
 	})
 }
 
+func TestWhatIsMadeOfNumbers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		script := fakedcgm.New(1).Double(0, fakedcgm.FieldSMActive, 1.03).Int(0, fakedcgm.FieldLinkWidth, 8).
+			Int(0, fakedcgm.FieldThrottle, 0x24).Int(0, fakedcgm.FieldDBE, 2).Int(0, fakedcgm.FieldRemapPending, 1).
+			Int(0, fakedcgm.FieldRecoveryAction, 3).Int(0, fakedcgm.FieldMargin, -4).Int(0, fakedcgm.FieldEnergy, 0)
+		r := start(t, script, Options{})
+		// Beyond two seconds too: an energy counter at zero is none, not one that stands.
+		g := r.skip(20).GPUs[0]
+		want := telemetry.GPU{
+			ID: g.ID, Model: g.Model, At: g.At, Known: everything,
+			Util: 0.8, GRActive: 0.7, SMActive: 1, TensorActive: 0.25, DRAMActive: 0.4,
+			FBUsedMiB: 75000, FBTotalMiB: 81000, PowerWatts: 420, TemperatureMargin: -4,
+			Throttle: telemetry.ThrottleSWThermal | 0x4, PCIeTX: 1e9, PCIeRX: 2e9, PCIeLink: 32e9 * 128 / 130 / 8 * 8,
+			Recovery: telemetry.RecoverDrainP2P, DBE: 2, RemapPending: true,
+		}
+		if g != want {
+			t.Errorf("got  %+v\nwant %+v", g, want)
+		}
+		if g.Condition() != telemetry.ConditionDrain {
+			t.Errorf("condition %v; want drain", g.Condition())
+		}
+	})
+}
+
 func TestOldValueIsStaleAtFirstSight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		script := fakedcgm.New(1).Value(fakedcgm.EntityGPU, 0, fakedcgm.FieldDRAMActive, 'd', 0, 9*time.Second, "0.3")
