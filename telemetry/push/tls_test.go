@@ -290,11 +290,14 @@ func TestCertificatesAreRotatedWithoutCuttingStreams(t *testing.T) {
 	own, ca := newAuthority(t), newAuthority(t)
 	s.files.issue(t, own, ca, soon(), x509.ExtKeyUsageServerAuth)
 	after := newFiles(t).issue(t, ca, own, soon(), x509.ExtKeyUsageClientAuth, "gpu-b")
-	b, _ := running(t, ClientOptions{Target: s.at, Node: "gpu-b", TLS: after.client()})
-	b.Send(Frame{Endpoints: []Update{update("10.0.0.2:8000", 2)}})
-	s.got.await(t, "with the new certificates", atLeast(2))
+	for i := range 2 {
+		b, stop := running(t, ClientOptions{Target: s.at, Node: "gpu-b", TLS: after.client()})
+		b.Send(Frame{Endpoints: []Update{update("10.0.0.2:8000", 2)}})
+		s.got.await(t, "with the new certificates", atLeast(2+i))
+		stop()
+	}
 	old.Send(frame(3))
-	s.got.await(t, "on the old stream", atLeast(3))
+	s.got.await(t, "on the old stream", atLeast(4))
 	if st := old.Stats(); st.Connects != 1 || st.Failures != 0 {
 		t.Errorf("the old stream was cut: %+v", st)
 	}
@@ -305,6 +308,31 @@ func TestCertificatesAreRotatedWithoutCuttingStreams(t *testing.T) {
 	stop()
 	if late.Stats().Connects != 0 {
 		t.Error("the old authority is still trusted")
+	}
+}
+
+// TestSessionsAreNotResumed: a resumed session would skip the check of the
+// client's certificate.
+func TestSessionsAreNotResumed(t *testing.T) {
+	s := newSecured(t)
+	config, err := s.agent(t, "gpu-a").client().load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ServerName, config.NextProtos, config.ClientSessionCache = "127.0.0.1", []string{"h2"}, tls.NewLRUClientSessionCache(4)
+	for range 2 {
+		conn, err := tls.Dial("tcp", s.at.Host, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Tickets come before the server's first bytes.
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if conn.ConnectionState().DidResume {
+			t.Error("resumed")
+		}
+		conn.Close()
 	}
 }
 
