@@ -41,6 +41,16 @@ func bigFleet(n int) Inputs {
 	return in
 }
 
+// inZones spreads a fleet's endpoints over three zones.
+func inZones(in Inputs) Inputs {
+	for p := range in.Pools {
+		for i := range in.Pools[p].Endpoints {
+			in.Pools[p].Endpoints[i].Zone = string(rune('a' + i%3))
+		}
+	}
+	return in
+}
+
 func busyLedger(n int, perEndpoint func(i int) int32) ledger {
 	l := make(ledger, n+n/10)
 	for i := range l {
@@ -55,7 +65,7 @@ var sink Decision
 
 func BenchmarkDecide(b *testing.B) {
 	for _, n := range []int{10, 10_000} {
-		in := bigFleet(n)
+		in := inZones(bigFleet(n))
 		in.Routes[0].Affinity = fleet.AffinitySession
 		p := mustCompile(b, in)
 		usual := busyLedger(n, func(i int) int32 { return int32(i * 7 % 100) })
@@ -63,6 +73,10 @@ func BenchmarkDecide(b *testing.B) {
 		prompt.Prompt = 800 // fits where 1,311 tokens are free: on three of seven
 		session := benchClass
 		session.Session = 1
+		zone := benchClass
+		zone.Zone = 1
+		both := session
+		both.Zone = 1
 		for _, load := range []struct {
 			name  string
 			class Class
@@ -71,6 +85,9 @@ func BenchmarkDecide(b *testing.B) {
 			{"usual", benchClass, usual},
 			{"prompt", prompt, usual},
 			{"session", session, usual}, // a new one each time; 63 % find their home
+			{"zone", zone, usual},
+			{"zone and session", both, usual},
+			{"zone beyond", zone, busyLedger(n, func(i int) int32 { return int32(200 * (1 - min(i%3, 1))) })},
 			{"saturated", benchClass, busyLedger(n, func(int) int32 { return 256 })},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", load.name, n), func(b *testing.B) {
@@ -100,13 +117,16 @@ func BenchmarkAdvice(b *testing.B) {
 
 func BenchmarkCompile(b *testing.B) {
 	for _, n := range []int{10, 1_000, 10_000} {
-		for name, affinity := range map[string]fleet.Affinity{"": fleet.AffinityNone, "/affinity": fleet.AffinitySession} {
-			in := bigFleet(n)
-			in.Routes[0].Affinity = affinity
-			b.Run(fmt.Sprint(n, name), func(b *testing.B) {
+		zones, affinity := inZones(bigFleet(n)), bigFleet(n)
+		affinity.Routes[0].Affinity = fleet.AffinitySession
+		for _, row := range []struct {
+			name string
+			in   Inputs
+		}{{"plain", bigFleet(n)}, {"affinity", affinity}, {"zones", zones}} {
+			b.Run(fmt.Sprint(row.name, "/", n), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := Compile(in); err != nil {
+					if _, err := Compile(row.in); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -115,11 +135,11 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// TestHotPathDoesNotAllocate covers plain choices, sessions, prompts that fit in
-// places and nowhere, saturated pools, refusals, spill-over, the legacy check, advice and recording.
+// TestHotPathDoesNotAllocate covers plain choices, sessions, zones, prompts that
+// fit in places and nowhere, saturated pools, refusals, spill-over, the legacy check, advice and recording.
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	for _, n := range []int{10, 1000, 10_000} {
-		in := bigFleet(n)
+		in := inZones(bigFleet(n))
 		in.Routes[0].Affinity = fleet.AffinitySession
 		p := mustCompile(t, in)
 		legacy := benchClass
@@ -128,7 +148,8 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		aside.Generates = false
 		long, huge := benchClass, benchClass
 		long.Prompt, huge.Prompt = 800, 1<<20
-		session := benchClass
+		session, zone := benchClass, benchClass
+		zone.Zone = 1
 		for _, fill := range []int32{0, 255, 256} {
 			var live Live = busyLedger(n, func(int) int32 { return fill })
 			var rec Record
@@ -139,7 +160,9 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			got := testing.AllocsPerRun(500, func() {
 				seed++
 				session.Session = Session(seed)
-				for _, c := range []Class{benchClass, legacy, aside, long, huge, session} {
+				both := session
+				both.Zone = 1
+				for _, c := range []Class{benchClass, legacy, aside, long, huge, session, zone, both} {
 					d := p.Decide(c, seed, live)
 					if p.AddressText(d.Picks[0]) == "none" || p.RouteInfo(c.Route) == nil {
 						t.Error("unreachable")

@@ -38,8 +38,7 @@ type pool struct {
 	// whole is what there is to choose from: all endpoints of weight > 0.
 	whole region
 	// zones are the parts of whole by the sidecar's zone: nil for zones without
-	// endpoints of weight > 0, and shorter or empty where nothing is to be told
-	// apart.
+	// endpoints of weight > 0, and empty where all are in one.
 	zones []*region
 	// zoneOf and spill are by endpoint, where zones is not empty: the zone, and how
 	// many attempts in flight are too many to take a request of that zone.
@@ -242,8 +241,24 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 func (r *region) compile(in []EndpointInput, everyone []int32, sets *levelSets, sticky bool) {
 	r.tables = sets.tables(in)
 	if sticky {
-		r.ring = newRing(in, everyone)
+		r.ring = newRing(in, settled(in, everyone))
 	}
+}
+
+// settled leaves out endpoints in their slow start, unless that leaves none:
+// their sessions stay with those who took them over, and come back at the end of
+// it, not all at once at the beginning.
+func settled(in []EndpointInput, set []int32) []int32 {
+	out := make([]int32, 0, len(set))
+	for _, e := range set {
+		if in[e].State != fleet.StateProbe {
+			out = append(out, e)
+		}
+	}
+	if len(out) == 0 {
+		return set
+	}
+	return out
 }
 
 // compileZones parts a pool by zones, if its candidates are in more than one.

@@ -233,11 +233,13 @@ func oraclePool(in Inputs, name string) PoolInput {
 
 // oracleHome is the session's endpoint if it may take the request, else −1: of
 // all endpoints of weight > 0 that are meant the one whose point is nearest
-// behind a probe.
+// behind a probe; those in their slow start only if there are no others.
 func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) bool) int {
 	home, nearest, members, inFlight := -1, uint64(math.MaxUint64), 0, int32(0)
+	serves := func(e EndpointInput) bool { return e.Weight > 0 && e.State != fleet.StateDraining && meant(e) }
+	settled := slices.ContainsFunc(p.Endpoints, func(e EndpointInput) bool { return serves(e) && e.State != fleet.StateProbe })
 	for i, e := range p.Endpoints {
-		if e.Weight == 0 || e.State == fleet.StateDraining || !meant(e) {
+		if !serves(e) || settled && e.State == fleet.StateProbe {
 			continue
 		}
 		members++

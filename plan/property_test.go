@@ -38,7 +38,7 @@ func drawInputs(t *rapid.T) Inputs {
 				InFlight:    rapid.Int32Range(0, 5).Draw(t, "in flight"),
 				KVFree:      rapid.SampledFrom([]fleet.Tokens{-1, 0, 100, 600, 5000}).Draw(t, "kv"),
 				Risk:        fleet.Risk(rapid.Float64Range(0, 1).Draw(t, "risk")),
-				State:       rapid.SampledFrom([]fleet.State{fleet.StateNeutral, fleet.StateNeutral, fleet.StateUnknown, fleet.StateDraining}).Draw(t, "state"),
+				State:       rapid.SampledFrom([]fleet.State{fleet.StateNeutral, fleet.StateNeutral, fleet.StateUnknown, fleet.StateDraining, fleet.StateProbe}).Draw(t, "state"),
 			})
 			slot++
 		}

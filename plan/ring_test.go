@@ -135,8 +135,10 @@ func TestOneEndpointMovesItsSessionsAndNoOthers(t *testing.T) {
 		in := stickyPool(n, func(i int, e *EndpointInput) {
 			switch {
 			case i != out:
-			case out%2 == 0:
+			case out%3 == 0:
 				e.Weight, e.State = 0, fleet.StateEjected
+			case out%3 == 1:
+				e.Weight, e.State = 0.1, fleet.StateProbe
 			default:
 				e.State = fleet.StateDraining
 			}
@@ -216,6 +218,7 @@ func TestUnfitHomesAreLeft(t *testing.T) {
 		{"no room for the prompt", func(_ *EndpointInput, c *Class) { c.Prompt = 4800 }, 0, ReasonWeighted},
 		{"room for both", func(_ *EndpointInput, c *Class) { c.Prompt = 4400 }, 0, ReasonAffinity},
 		{"KV unknown", func(e *EndpointInput, c *Class) { e.KVFree, c.Prompt = -1, 1<<20 }, 0, ReasonAffinity},
+		{"in its slow start", func(e *EndpointInput, _ *Class) { e.State = fleet.StateProbe }, 0, ReasonAffinity}, // another's
 		{"no session", func(_ *EndpointInput, c *Class) { c.Session = 0 }, 0, ReasonWeighted},
 	} {
 		changed, class := in, c
