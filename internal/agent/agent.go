@@ -173,7 +173,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.ask(time.Now(), questions)
 		case found := <-findings:
 			a.looking = false
-			a.assign.learn(time.Now(), found)
+			a.assign.learn(time.Now(), found, a.gpu.GPUs)
 		case now := <-tick.C:
 			a.o.Sender.Send(a.frame(now))
 			a.counts.Frames++

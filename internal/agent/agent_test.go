@@ -304,11 +304,113 @@ func TestGPUsAreKeptThroughARestartButNotForEver(t *testing.T) {
 func TestKeptGPUsGoWhenAnotherServerHasThem(t *testing.T) {
 	a := newAssignments(testConfig().Servers, slog.New(slog.DiscardHandler))
 	now := time.Now()
-	a.learn(now, []Finding{{GPUs: []string{"GPU-a"}}, {GPUs: []string{"GPU-b"}}})
-	a.learn(now.Add(time.Second), []Finding{{Why: "nothing listens"}, {GPUs: []string{"GPU-a"}}})
-	if got := a.list[0]; len(got.gpus) != 0 || got.why == "" {
-		t.Errorf("kept %v though another server computes there", got.gpus)
+	a.learn(now, []Finding{{GPUs: []string{"GPU-a", "GPU-d"}}, {GPUs: []string{"GPU-b"}}}, nil)
+	a.learn(now.Add(time.Second), []Finding{{Why: "nothing listens"}, {GPUs: []string{"GPU-a"}}}, nil)
+	if got := a.list[0]; !slices.Equal(got.gpus, []string{"GPU-d"}) || got.why == "" {
+		t.Errorf("kept %v, want those that no other server computes on", got.gpus)
 	}
+}
+
+// TestLostGPUStaysWithItsServer: DCGM names no processes of a GPU that it can't
+// read, but the server's process lives and its tensor-parallel group is broken.
+func TestLostGPUStaysWithItsServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil)
+		b.gpus <- gpuFrame()
+		b.wait(200 * time.Millisecond)
+		for range 600 { // ten minutes, twice as long as a restart may take
+			f := gpuFrame()
+			f.GPUs[1] = telemetry.GPU{ID: "GPU-b", At: time.Now(), Lost: true}
+			f.Processes = map[int][]string{210: {"GPU-a"}, 310: {"GPU-c"}}
+			b.gpus <- f
+			b.wait(time.Second)
+		}
+		if u := b.newest(t).Endpoints[0]; !slices.Equal(u.GPUs, []string{"GPU-a", "GPU-b"}) || u.Sample.Condition != telemetry.ConditionLost {
+			t.Errorf("after the loss of GPU-b: %v, condition %v", u.GPUs, u.Sample.Condition)
+		}
+		// A GPU that can be read and is no longer computed on is let go.
+		f := gpuFrame()
+		f.Processes = map[int][]string{210: {"GPU-a"}, 310: {"GPU-c"}}
+		for range 6 {
+			f.At = time.Now()
+			b.gpus <- f
+			b.wait(time.Second)
+		}
+		if u := b.newest(t).Endpoints[0]; !slices.Equal(u.GPUs, []string{"GPU-a"}) {
+			t.Errorf("after GPU-b came back without a process: %v", u.GPUs)
+		}
+	})
+}
+
+// TestBlindNodeKeepsGPUsWhileItsServersLive: after XID 119 DCGM may read no GPU
+// of the node any more, nor name a process.
+func TestBlindNodeKeepsGPUsWhileItsServersLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := parseMachine(t, script)
+		var mu sync.Mutex
+		b := newBench(t, func(_ *bench, o *Options) { o.Proc = &lockedFS{mu: &mu, guarded: m.proc().(guarded)} })
+		b.gpus <- gpuFrame()
+		b.wait(200 * time.Millisecond)
+		blind := func(n int) {
+			for range n {
+				f := gpuFrame()
+				for i := range f.GPUs {
+					f.GPUs[i] = telemetry.GPU{ID: f.GPUs[i].ID, At: time.Now(), Known: telemetry.GPUHasXID, XID: 119}
+				}
+				f.Processes = map[int][]string{}
+				b.gpus <- f
+				b.wait(time.Second)
+			}
+		}
+		blind(600)
+		if u := b.newest(t).Endpoints[0]; !slices.Equal(u.GPUs, []string{"GPU-a", "GPU-b"}) || u.Sample.XID != 119 {
+			t.Errorf("ten minutes blind: %v, XID %d", u.GPUs, u.Sample.XID)
+		}
+		mu.Lock()
+		for name := range m.files { // the server ends
+			if strings.HasPrefix(name, "200/") || strings.HasPrefix(name, "210/") {
+				delete(m.files, name)
+			}
+		}
+		mu.Unlock()
+		blind(100)
+		if u := b.newest(t).Endpoints[0]; len(u.GPUs) != 0 {
+			t.Errorf("long after its process ended: %v", u.GPUs)
+		}
+		if u := b.newest(t).Endpoints[1]; !slices.Equal(u.GPUs, []string{"GPU-c"}) {
+			t.Errorf("the server that lives: %v", u.GPUs)
+		}
+	})
+}
+
+// lockedFS lets a test change the tree meanwhile.
+type lockedFS struct {
+	guarded
+	mu *sync.Mutex
+}
+
+func (l *lockedFS) Open(name string) (fs.File, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.guarded.Open(name)
+}
+
+func (l *lockedFS) ReadFile(name string) ([]byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.guarded.ReadFile(name)
+}
+
+func (l *lockedFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.guarded.ReadDir(name)
+}
+
+func (l *lockedFS) ReadLink(name string) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.guarded.ReadLink(name)
 }
 
 func TestDiscoveryLooksAgainSoonWhenProcessesChange(t *testing.T) {

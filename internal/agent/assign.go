@@ -103,8 +103,14 @@ func resolve(selectors []Selector, ids []string) (found []string, why string) {
 	return slices.Compact(found), ""
 }
 
-// learn takes what discovery found.
-func (a *assignments) learn(now time.Time, found []Finding) {
+// learn takes what discovery found, and the GPUs as they are now. For keepFor a
+// server whose GPUs are not found keeps those it had.
+//
+// Beyond that, and beside what is found, a server that still runs keeps GPUs
+// that can't be read, even if its processes are no longer named there: the list
+// of a GPU's processes goes with the GPU, and it is then that its condition must
+// reach the server.
+func (a *assignments) learn(now time.Time, found []Finding, gpus []telemetry.GPU) {
 	for i, f := range found {
 		if len(a.servers[i].GPUs) > 0 {
 			continue
@@ -114,14 +120,29 @@ func (a *assignments) learn(now time.Time, found []Finding) {
 		if x.why != "" && a.instances() {
 			x.why += " (DCGM tells no processes of GPUs in MIG mode)"
 		}
-		switch {
-		case f.Why == "":
-			x.gpus, x.confirmed = f.GPUs, now
-		case now.Sub(x.confirmed) > keepFor || taken(x.gpus, i, found):
-			x.gpus = nil
+		restarting := f.Why != "" && now.Sub(x.confirmed) <= keepFor
+		kept := slices.DeleteFunc(slices.Clone(x.gpus), func(id string) bool {
+			return foundAt(id, found, i) || !restarting && (!f.Same || readable(id, gpus))
+		})
+		if x.gpus = union(f.GPUs, kept); f.Why == "" {
+			x.confirmed = now
 		}
 		a.tell(i)
 	}
+}
+
+func union(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// readable reports whether a GPU says more than that something is wrong with
+// it.
+func readable(id string, gpus []telemetry.GPU) bool {
+	const alive = telemetry.GPUHasUtil | telemetry.GPUHasGRActive | telemetry.GPUHasFBUsed | telemetry.GPUHasPower
+	i := slices.IndexFunc(gpus, func(g telemetry.GPU) bool { return g.ID == id })
+	return i >= 0 && !gpus[i].Lost && gpus[i].Known&alive != 0
 }
 
 // instances reports whether the node has MIG instances.
@@ -129,10 +150,10 @@ func (a *assignments) instances() bool {
 	return slices.ContainsFunc(a.rows, func(id string) bool { return strings.Contains(id, "/") })
 }
 
-// taken reports whether discovery found any of the GPUs at another server.
-func taken(gpus []string, but int, found []Finding) bool {
+// foundAt reports whether discovery found a GPU at a server other than one.
+func foundAt(id string, found []Finding, other int) bool {
 	for i, f := range found {
-		if i != but && slices.ContainsFunc(f.GPUs, func(id string) bool { return slices.Contains(gpus, id) }) {
+		if i != other && slices.Contains(f.GPUs, id) && !slices.Contains(found[other].GPUs, id) {
 			return true
 		}
 	}

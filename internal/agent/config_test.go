@@ -49,6 +49,16 @@ func TestFullConfig(t *testing.T) {
 	}
 }
 
+func TestExampleIsGood(t *testing.T) {
+	c, err := Load("../../examples/agent/agent.yaml", Flags{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Node != "gpu-a" || c.Push.TLS == nil || len(c.Servers) != 2 || len(c.Servers[1].GPUs) != 2 {
+		t.Errorf("got %+v", c)
+	}
+}
+
 func TestDefaultsAndFlagsNeedNoFile(t *testing.T) {
 	c, err := Load("", Flags{Push: "unix:/run/fairlead/push.sock", Servers: []string{"127.0.0.1:8000=10.0.0.11:8000", "127.0.0.1:8001"}})
 	if err != nil {

@@ -22,6 +22,9 @@ type Finding struct {
 	Listeners, Workers []int
 	// Why says what kept the GPUs from being found; "" if they were.
 	Why string
+	// Same is true while a process lives that listened when GPUs were last found:
+	// the server has not been restarted since.
+	Same bool
 }
 
 // finder finds the GPUs of servers. It remembers its last answer, so that a
@@ -32,10 +35,13 @@ type finder struct {
 	key     string // what last rests on
 	last    []Finding
 	until   time.Time // when last is looked at anew all the same
+	// listened are the listeners when GPUs were last found, with their start
+	// times, per server.
+	listened []map[int]uint64
 }
 
 func newFinder(proc fs.FS, servers []Server) *finder {
-	return &finder{proc: procfs{proc}, servers: servers}
+	return &finder{proc: procfs{proc}, servers: servers, listened: make([]map[int]uint64, len(servers))}
 }
 
 // doubtFor is how long an answer with open questions stands while nothing that
@@ -54,6 +60,38 @@ type computing struct {
 // find returns a finding per server, in their order. Processes are those that
 // are named as computing now; nil where that is not known.
 func (f *finder) find(processes map[int]computing, now time.Time) []Finding {
+	found := f.look(processes, now)
+	for i := range found {
+		found[i].Same = f.same(i)
+		if found[i].Why == "" {
+			f.listened[i] = f.startOf(found[i].Listeners)
+		}
+	}
+	return found
+}
+
+// same reports whether a listener of the time when GPUs were last found lives.
+func (f *finder) same(server int) bool {
+	for pid, started := range f.listened[server] {
+		if x, err := f.proc.process(pid); err == nil && x.started == started {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *finder) startOf(pids []int) map[int]uint64 {
+	starts := make(map[int]uint64, len(pids))
+	for _, pid := range pids {
+		if x, err := f.proc.process(pid); err == nil {
+			starts[pid] = x.started
+		}
+	}
+	return starts
+}
+
+// look is find without memory of who listened.
+func (f *finder) look(processes map[int]computing, now time.Time) []Finding {
 	if processes == nil {
 		return f.none("the GPUs' source tells no processes" + nameThem)
 	}
@@ -71,14 +109,14 @@ func (f *finder) find(processes map[int]computing, now time.Time) []Finding {
 	}
 	key := s.key(sockets)
 	if key == f.key && (now.Before(f.until) || !slices.ContainsFunc(f.last, func(x Finding) bool { return x.Why != "" })) {
-		return f.last
+		return slices.Clone(f.last)
 	}
 	found, err := s.assign(sockets)
 	if err != nil {
 		return f.none(err.Error())
 	}
 	f.key, f.last, f.until = key, found, now.Add(doubtFor)
-	return found
+	return slices.Clone(found)
 }
 
 // none is the answer where no server's GPUs can be found.

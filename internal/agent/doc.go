@@ -7,7 +7,7 @@
 // leaves it open, the server gets none and the text asks for the override.
 //
 // Invariants: one goroutine ([Agent.Run]'s own) owns the state, and only it
-// sends; a numbers' age is kept from where they were read, so that old ones
+// sends; a number's age is kept from where they were read, so that old ones
 // never look new; nothing it holds grows with what others send: servers come
 // from the config, GPUs and processes from one frame. Run's children end before
 // it returns, in this order: engines and discovery, GPUs (DCGM is shut down
@@ -34,6 +34,10 @@
 //  4. A process that several servers could claim goes to the one with which it
 //     shares the nearest ancestor. If that is the same process for two servers
 //     and not itself a listener of both, it is ambiguous and goes to none.
+//
+// GPUs once found are kept through a restart of their server, and longer while
+// the server lives and the GPU can't be read: DCGM names no process of a GPU
+// that is lost, and just then its server must know.
 //
 // A server inside a pod listens in a network namespace of its own, so the
 // namespaces of all computing processes are looked at beside the agent's.
