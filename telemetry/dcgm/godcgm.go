@@ -39,7 +39,6 @@ type watching struct {
 	everyUs  int64
 	keepSecs float64
 	keep     int32
-	on       bool
 }
 
 var errNotOpen = errors.New("no connection to DCGM")
@@ -163,7 +162,7 @@ func (g *goDCGM) watch(group groupRef, name string, ids []fieldID, every, keepFo
 		return 0, failure("create field group", err)
 	}
 	w := watching{fields: handle, group: g.groups[group-1], everyUs: every.Microseconds(), keepSecs: keepFor.Seconds(), keep: int32(keep)}
-	if err := g.begin(&w); err != nil {
+	if err := g.begin(w); err != nil {
 		_ = dcgm.UnwatchFields(w.fields, w.group)
 		_ = dcgm.FieldGroupDestroy(handle)
 		return 0, failure("watch fields", err)
@@ -172,20 +171,17 @@ func (g *goDCGM) watch(group groupRef, name string, ids []fieldID, every, keepFo
 	return watchRef(len(g.watches)), nil
 }
 
-func (g *goDCGM) begin(w *watching) error {
-	err := dcgm.WatchFieldsWithGroupEx(w.fields, w.group, w.everyUs, w.keepSecs, w.keep)
-	w.on = err == nil
-	return err
+func (g *goDCGM) begin(w watching) error {
+	return dcgm.WatchFieldsWithGroupEx(w.fields, w.group, w.everyUs, w.keepSecs, w.keep)
 }
 
 func (g *goDCGM) rewatch(ref watchRef) error {
 	if !g.isOpen {
 		return errNotOpen
 	}
-	w := &g.watches[ref-1]
-	if err := dcgm.UnwatchFields(w.fields, w.group); err != nil {
-		return failure("unwatch fields", err)
-	}
+	w := g.watches[ref-1]
+	// It may have ended by itself, or by an attempt that got no further.
+	_ = dcgm.UnwatchFields(w.fields, w.group)
 	if err := g.begin(w); err != nil {
 		return failure("watch fields", err)
 	}

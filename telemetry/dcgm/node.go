@@ -138,7 +138,9 @@ func (n *node) begin(t topology) {
 		d := &device{entity: entity{groupGPU, id}, kind: wholeGPU}
 		if uuid, ok := parents[id]; ok {
 			d.kind = parentGPU
-			n.identify(d, uuid)
+			if uuid != "" {
+				n.identify(d, uuid)
+			}
 		}
 		add(d)
 	}
@@ -457,7 +459,11 @@ func (n *node) gpu(d *device, now time.Time) (g telemetry.GPU, ok bool) {
 		return g, false
 	case gpuInstance:
 		board = d.parent
-		g.ID = fmt.Sprintf("%s/%d", d.instance.uuid, d.instance.nvml)
+		uuid := cmp.Or(d.instance.uuid, board.uuid)
+		if uuid == "" {
+			return g, false
+		}
+		g.ID = fmt.Sprintf("%s/%d", uuid, d.instance.nvml)
 		g.Profile = d.instance.name()
 	default:
 		if mode := &d.tracks[slotMIGMode]; d.uuid == "" || mode.good && mode.value == 1 {

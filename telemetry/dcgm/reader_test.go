@@ -203,8 +203,8 @@ func TestRunEndsWithinASecondWhileACallHangs(t *testing.T) {
 		if err := stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
 		}
-		if took := time.Since(begun); took > parting {
-			t.Errorf("Run ended after %v; want at most %v", took, parting)
+		if took := time.Since(begun); took > partingWhenLate {
+			t.Errorf("Run ended after %v; want at most %v", took, partingWhenLate)
 		}
 		if err := source.Run(t.Context(), nil); err == nil {
 			t.Error("a second reader is let in while a call hangs")
@@ -308,6 +308,19 @@ func TestSkewIsReportedFromASecondOn(t *testing.T) {
 				t.Errorf("skew %v is reported as %v, %v; want %v", c.skew, s.Skew, s.Skewed, c.skewed)
 			}
 		})
+	}
+}
+
+func TestInstanceTakesItsParentsUUIDWhereDCGMGivesNone(t *testing.T) {
+	n := newNode(defaultInterval, &counters{})
+	n.begin(topology{gpus: []uint32{0}, instances: []instance{{id: 3, nvml: 1}}})
+	now := time.Now()
+	if f := n.frame(now); len(f.GPUs) != 0 {
+		t.Errorf("frame %+v; want no GPU without a UUID", f)
+	}
+	n.absorb([]sample{{entity: entity{groupGPU, 0}, field: fields[slotUUID].id, kind: typeText, stamp: 1, text: "GPU-0"}}, now)
+	if f := n.frame(now); len(f.GPUs) != 1 || f.GPUs[0].ID != "GPU-0/1" {
+		t.Errorf("frame %+v; want the instance GPU-0/1", f)
 	}
 }
 

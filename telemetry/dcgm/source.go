@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,8 +14,12 @@ import (
 const (
 	firstRetry = time.Second
 	lastRetry  = 30 * time.Second
-	// parting is how long Run waits at its end for a connection to be closed.
-	parting = time.Second
+	// parting is how long Run waits at its end for DCGM to be shut down: an
+	// embedded host engine has threads inside the driver to end, and a GPU can
+	// hang when a process that reads it just goes (dcgm-exporter issue 84). While
+	// a call hangs there is little hope.
+	parting         = 5 * time.Second
+	partingWhenLate = time.Second
 )
 
 // inUse is true while a goroutine of some Source may be inside DCGM, which
@@ -51,7 +54,8 @@ func (s *Source) Stats() Stats { return s.snapshot() }
 // Frames come one at a time, on Run's goroutine: a slow out delays the next
 // read. A frame belongs to its receiver.
 //
-// Run does not wait for a DCGM call that hangs. The goroutine inside it, and its
+// At its end Run waits for DCGM to be shut down, up to 5 s, but only 1 s while a
+// call is overdue. The goroutine inside it, and its
 // thread, stay until the call returns, and then end by themselves. Until then
 // another Run of this process is refused, as is one while another runs.
 func (s *Source) Run(ctx context.Context, out func(telemetry.GPUFrame)) error {
@@ -64,9 +68,14 @@ func (s *Source) Run(ctx context.Context, out func(telemetry.GPUFrame)) error {
 	}
 	o := &owner{asks: make(chan struct{}, 1), answers: make(chan answer, 1), gone: make(chan struct{})}
 	go o.run(r)
-	defer o.leave()
 	w := watch{source: s, owner: o, out: out}
-	return w.run(ctx)
+	err := w.run(ctx)
+	if w.late && !w.asked.IsZero() {
+		o.leave(partingWhenLate)
+	} else {
+		o.leave(parting)
+	}
+	return err
 }
 
 // owner is the goroutine that makes the DCGM calls. Both channels have room for
@@ -76,7 +85,6 @@ type owner struct {
 	asks    chan struct{}
 	answers chan answer
 	gone    chan struct{}
-	once    sync.Once
 }
 
 type answer struct {
@@ -97,10 +105,10 @@ func (o *owner) run(r *reader) {
 	r.disconnect()
 }
 
-// leave tells the owner to close the connection and waits for that a moment.
-func (o *owner) leave() {
-	o.once.Do(func() { close(o.asks) })
-	timer := time.NewTimer(parting)
+// leave tells the owner to close the connection, and waits for that.
+func (o *owner) leave(patience time.Duration) {
+	close(o.asks)
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case <-o.gone:
