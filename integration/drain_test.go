@@ -101,6 +101,14 @@ func scriptStreams(n int, up *envoytest.Upstream, name string) []*eventStream {
 
 func (s *eventStream) open(t *testing.T, listen string) {
 	t.Helper()
+	if !s.tryOpen(t, listen) {
+		t.Fatalf("%s was answered by another", s.path)
+	}
+}
+
+// tryOpen reports whether the request met the scripted upstream.
+func (s *eventStream) tryOpen(t *testing.T, listen string) bool {
+	t.Helper()
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -114,8 +122,12 @@ func (s *eventStream) open(t *testing.T, listen string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = response.Body.Close() })
+	if response.Header.Get("Content-Type") != "text/event-stream" {
+		return false
+	}
 	s.body = bufio.NewScanner(response.Body)
 	s.pass(t, "first")
+	return true
 }
 
 // pass sends one event and wants it at the other end.
