@@ -3,6 +3,7 @@ package push
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -29,7 +30,7 @@ const (
 	// claimTime is how long an endpoint without a configured node belongs to the
 	// node that spoke for it last.
 	claimTime = 5 * time.Second
-	// warnEvery bounds what refused strangers can write into the log.
+	// warnEvery bounds what agents, known or not, can write into the log.
 	warnEvery = 10 * time.Second
 )
 
@@ -290,7 +291,7 @@ func (s *Server) enter(name string) (*node, error) {
 	return n, nil
 }
 
-// warn logs what strangers did, at most once in warnEvery.
+// warn logs what agents do wrong, at most once in warnEvery for all of them.
 func (s *Server) warn(message string, args ...any) {
 	now := s.o.Now()
 	s.mu.Lock()
@@ -323,8 +324,11 @@ func (v *service) Push(stream pushv1.Telemetry_PushServer) error {
 	defer r.end()
 	var m pushv1.Frame
 	for {
-		if err := stream.RecvMsg(&m); err != nil {
-			return nil // the client went; gRPC has told why
+		switch err := stream.RecvMsg(&m); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
 		}
 		ack, err := r.take(&m)
 		m.Reset() // 5 KiB less for each stream while it waits
@@ -419,7 +423,7 @@ func (r *receiver) begin() error {
 	r.node = n
 	if n.replace(r) {
 		s.counts.streamsReplaced.Add(1)
-		s.o.Log.Warn("a newer stream of this node replaces the older", "node", r.decoder.node)
+		s.warn("a newer stream of this node replaces the older", "node", r.decoder.node)
 	}
 	return nil
 }
