@@ -55,9 +55,9 @@ func (s *Source) Stats() Stats { return s.snapshot() }
 // read. A frame belongs to its receiver.
 //
 // At its end Run waits for DCGM to be shut down, up to 5 s, but only 1 s while a
-// call is overdue. The goroutine inside it, and its
-// thread, stay until the call returns, and then end by themselves. Until then
-// another Run of this process is refused, as is one while another runs.
+// call is overdue. The goroutine inside that call, and its thread, stay until it
+// returns, and then end by themselves. Until then another Run of this process is
+// refused, as is one while another runs.
 func (s *Source) Run(ctx context.Context, out func(telemetry.GPUFrame)) error {
 	if !inUse.CompareAndSwap(false, true) {
 		return errors.New("read GPUs: another reader of this process is inside DCGM")
