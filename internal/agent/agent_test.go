@@ -547,8 +547,7 @@ func TestChildrenEndInOrder(t *testing.T) {
 // failing is a source or sender that gives up.
 type failing struct {
 	senderFake
-	err  error
-	runs int
+	err error
 }
 
 func (f *failing) Run(context.Context) error { return f.err }
