@@ -188,7 +188,7 @@ func (p *Plan) indexZones(pools []PoolInput) error {
 	for i := range pools {
 		for k := range pools[i].Endpoints {
 			zone := pools[i].Endpoints[k].Zone
-			if _, found := p.zoneIndex[zone]; found || zone == "" {
+			if zone == "" || p.zoneIndex[zone] != 0 {
 				continue
 			}
 			if len(p.zoneIndex) == maxItems {
