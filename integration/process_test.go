@@ -56,7 +56,7 @@ var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, Di
 
 // fairleadProcess is a running `fairlead` with what it printed.
 type fairleadProcess struct {
-	t    *testing.T
+	t    testing.TB
 	cmd  *exec.Cmd
 	out  *lockedText
 	done chan struct{}
@@ -81,7 +81,7 @@ func (l *lockedText) String() string {
 
 // startFairlead starts the command in dir; it is killed at the end of the test
 // and its output shown if the test failed.
-func startFairlead(t *testing.T, dir string, args ...string) *fairleadProcess {
+func startFairlead(t testing.TB, dir string, args ...string) *fairleadProcess {
 	t.Helper()
 	binary, err := fairleadBinary()
 	if err != nil {
@@ -218,7 +218,7 @@ func (p *place) serve(t *testing.T) *fairleadProcess {
 	return process
 }
 
-func (p *place) waitReady(t *testing.T, process *fairleadProcess) {
+func (p *place) waitReady(t testing.TB, process *fairleadProcess) {
 	t.Helper()
 	url := "http://" + p.config.Serve.Admin.Target() + "/readyz"
 	envoytest.Eventually(t, "serve to be ready", func() bool {
