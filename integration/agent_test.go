@@ -44,7 +44,7 @@ func newAgentPlace(t *testing.T) *agentPlace {
 		t.Fatal(err)
 	}
 	p.binary = filepath.Join(dir, "fairlead-dcgm")
-	build := exec.Command("go", "build", "-tags", "dcgm", "-o", p.binary, "../cmd/fairlead")
+	build := exec.Command("go", "build", "-tags", "dcgm", "-ldflags=-extldflags=-Wl,-z,lazy", "-o", p.binary, "../cmd/fairlead")
 	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
