@@ -1,50 +1,13 @@
 package integration
 
 import (
-	"bytes"
 	"fmt"
-	"net/http"
-	"strings"
 	"testing"
 
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-
 	"github.com/fairlead-proxy/fairlead/fleet"
-	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
-
-// An attribute may be a path into the node: a downstream ext_proc filter gets the
-// zone as a string of its own, empty where the bootstrap names none.
-func TestFactExtProcSeesTheSidecarsZone(t *testing.T) {
-	t.Parallel()
-	for node, want := range map[string]string{
-		"{id: facts, cluster: facts}":                         "",
-		"{id: facts, cluster: facts, locality: {region: eu}}": "",
-		"{id: facts, cluster: facts, locality: {zone: eu-1}}": "eu-1",
-	} {
-		ep := newProcessor(t, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
-		f := facts{
-			filters: []string{strings.Replace(extProcFilter(""), "request_attributes: [xds.cluster_name]",
-				"request_attributes: ["+wire.AttributeZone+"]", 1)},
-			routes:   []string{clusterRoute(prefix("/"), "a")},
-			clusters: []string{ep.cluster(), pool("a", "", hostsOf(envoytest.NewUpstream(t, nil))...)},
-		}
-		b := bytes.Replace(f.bootstrap(), []byte("node: {id: facts, cluster: facts}"), []byte("node: "+node), 1)
-		e := &factEnvoy{t: t, Envoy: envoytest.Start(t, b), client: client}
-		e.addr = e.Listener("in")
-		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodOptions} {
-			if r := e.send(method, "/", nil); r.status != http.StatusOK {
-				t.Errorf("%s: %d %s", method, r.status, r.body)
-			}
-			got := ep.last().GetAttributes()[wire.AttributesKey].GetFields()
-			if zone := got[wire.AttributeZone].GetStringValue(); zone != want || len(got) != 1 {
-				t.Errorf("%s, %s: ext_proc was told %v", node, method, got)
-			}
-		}
-	}
-}
 
 // TestSidecarsKeepToTheirZone runs a sidecar in each of two zones and one that
 // is nowhere: requests stay in the zone until it is at 70 % of its capacity, and
