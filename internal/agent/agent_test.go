@@ -43,6 +43,8 @@ process 200 name=vllm holds=501
 process 210 parent=200 session=200 name=VLLM::EngineCore gpus=GPU-a,GPU-b
 process 300 name=vllm holds=502
 process 310 parent=300 session=300 name=VLLM::EngineCore gpus=GPU-c
+server 127.0.0.1:8000
+server 127.0.0.1:8001
 `
 
 var (
@@ -215,6 +217,9 @@ func TestPageWithoutEngineNumbersIsNoReading(t *testing.T) {
 		b.wait(300 * time.Millisecond)
 		if u := b.newest(t).Endpoints[0]; u.Err == "" {
 			t.Errorf("update %+v, want a reason", u)
+		}
+		if n := strings.Count(b.logged(), "server's page can't be read"); n != 1 {
+			t.Errorf("logged %d times, want once", n)
 		}
 	})
 }
@@ -561,6 +566,16 @@ func TestAgentEndsWithAChildThatEnds(t *testing.T) {
 		}
 		if want := []string{"engines", "GPUs"}; !slices.Equal(b.order, want) {
 			t.Errorf("ended as %v, want %v", b.order, want)
+		}
+	})
+}
+
+func TestChildThatEndsWithoutAReasonIsAFaultToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(b *bench, o *Options) { o.Sender = &failing{senderFake: senderFake{b}} })
+		b.wait(time.Second)
+		if err := b.stop(); err == nil || !strings.Contains(err.Error(), "sender: ended by itself") {
+			t.Errorf("Run: %v, want what ended", err)
 		}
 	})
 }

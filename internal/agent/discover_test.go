@@ -311,6 +311,24 @@ func TestFinderReadsLittleWhileNothingChanges(t *testing.T) {
 	}
 }
 
+func TestRestartedServerIsNotTheSame(t *testing.T) {
+	m := parseMachine(t, script)
+	f := newFinder(m.proc(), m.servers)
+	if found := f.find(m.processes, scriptNow); found[0].Same || found[0].Why != "" {
+		t.Fatalf("first round: %+v", found[0])
+	}
+	if found := f.find(map[int]computing{}, scriptNow); !found[0].Same || found[0].Why == "" {
+		t.Errorf("no process is named, but the server lives: %+v", found[0])
+	}
+	m.process(t, "200", []string{"name=vllm", "holds=501", "age=10s"})
+	if found := f.find(m.processes, scriptNow); found[0].Same {
+		t.Errorf("a process with the old one's number passes for it: %+v", found[0])
+	}
+	if found := f.find(m.processes, scriptNow); !found[0].Same {
+		t.Errorf("the new server lives: %+v", found[0])
+	}
+}
+
 type countingFS struct {
 	FS  guarded
 	fds int
@@ -388,6 +406,26 @@ func TestHexAddresses(t *testing.T) {
 	for _, bad := range []string{"", ":", "0100007F", "0100007F:", "0100007F:12345", "01:1F40", "zz00007F:1F40"} {
 		if got, ok := parseHexAddress(bad); ok {
 			t.Errorf("%q: %v, want none", bad, got)
+		}
+	}
+}
+
+func TestContainerOfACgroup(t *testing.T) {
+	id, inner := strings.Repeat("0123456789abcdef", 4), strings.Repeat("f", 64)
+	for cgroup, want := range map[string]string{
+		"0::/system.slice/docker-" + id + ".scope\n":                               id,
+		"12:memory:/docker/" + id + "\n0::/\n":                                     id,
+		"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + id + ".scope\n": id,
+		"0::/kubepods-pod1.slice:cri-containerd:" + id + "\n":                      id,
+		"0::/machine.slice/libpod-" + id + ".scope/container\n":                    id,
+		"0::/docker/" + id + "/docker/" + inner + "\n":                             inner, // a container inside a container
+		"0::/user.slice/user-1000.slice/session-2.scope\n":                         "",
+		"0::/system.slice/vllm@" + id[:32] + ".service\n":                          "",
+		"0::/\n": "",
+	} {
+		p := procfs{fstest.MapFS{"7/cgroup": &fstest.MapFile{Data: []byte(cgroup)}}}
+		if got := p.container(7); got != want {
+			t.Errorf("%q: %q, want %q", cgroup, got, want)
 		}
 	}
 }

@@ -99,6 +99,9 @@ func TestReadinessNamesWhatIsMissing(t *testing.T) {
 		if code, _ := get(b.agent, "/healthz"); code != http.StatusServiceUnavailable {
 			t.Errorf("health of an agent that stands still: %d", code)
 		}
+		if _, body := get(b.agent, "/readyz"); !strings.Contains(body, "agent: stuck") {
+			t.Errorf("readiness of an agent that stands still: %s", body)
+		}
 	})
 }
 
