@@ -124,8 +124,9 @@ func (p *Plan) decideLegacy(r *route, c Class, w *wish) Decision {
 	return leave(c.Arm, ReasonLegacy)
 }
 
-// everyEndpointFull is false for a chain without endpoints that serve: such requests get
-// Envoy's own 503, since no capacity exists that could be waited for.
+// everyEndpointFull is false for a chain without endpoints that serve: such
+// requests get Envoy's own 503, since no capacity exists that could be waited
+// for.
 func (p *Plan) everyEndpointFull(ch []PoolID, w *wish) bool {
 	w.need = 0 // Envoy's balancer knows nothing of KV caches
 	any := false

@@ -344,7 +344,9 @@ func FuzzDecodeInputs(f *testing.F) {
 	f.Add([]byte(encodingMagic))
 	f.Add(Inputs{}.AppendCanonical(nil))
 	f.Add(onePool(3, nil).AppendCanonical(nil))
-	f.Add(bigFleet(10).AppendCanonical(nil))
+	sticky := inZones(bigFleet(10))
+	sticky.Routes[0].Affinity = fleet.AffinitySession
+	f.Add(sticky.AppendCanonical(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		in, err := DecodeInputs(b)
 		if err != nil {
@@ -354,7 +356,10 @@ func FuzzDecodeInputs(f *testing.F) {
 			t.Fatalf("read\n%x\nwrote\n%x", b, again)
 		}
 		if p, err := Compile(in); err == nil {
-			p.Decide(Class{Strategy: fleet.StrategyDynamic, Generates: true}, 1, nil)
+			for zone := range ZoneID(3) {
+				c := Class{Strategy: fleet.StrategyDynamic, Generates: true, Zone: zone, Session: Session(zone), Prompt: fleet.Tokens(zone) << 40}
+				p.Decide(c, 1, nil)
+			}
 		}
 	})
 }
