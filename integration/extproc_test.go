@@ -42,6 +42,8 @@ type steered struct {
 	cfg  *fleet.Config
 	at   envoy.Runtime
 	plan atomic.Pointer[plan.Plan]
+	// kvFree are the free KV caches of the next plan; others are unknown.
+	kvFree map[fleet.EndpointKey]fleet.Tokens
 
 	ledger   atomic.Pointer[accesslog.Ledger]
 	mu       sync.Mutex
@@ -94,6 +96,9 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 			in := plan.EndpointInput{
 				Address: e.Address, Zone: e.Zone, Slot: s.ledger.Load().Slot(key), Weight: w,
 				MaxInFlight: int32(p.MaxInFlight), KVFree: -1, State: fleet.StateNeutral,
+			}
+			if free, known := s.kvFree[key]; known {
+				in.KVFree = free
 			}
 			in.InFlight = s.ledger.Load().InFlight(in.Slot)
 			if e.Drain {
