@@ -124,7 +124,7 @@ func poolFields(p *Pool) []field {
 		{name: "connectTimeout", preset: "3s", value: duration(&p.ConnectTimeout, time.Millisecond, time.Minute)},
 		{name: "telemetry", doc: "Where the pool's numbers come from.", value: object(telemetryFields(&p.Telemetry))},
 		{name: "kvBytesPerToken", doc: "What one token takes in the KV cache, for showing allocation in MB/s; Llama-3.1-8B in bf16: 128KiB.", value: size(&p.KVBytesPerToken, 1, 1<<30)},
-		{name: "spillAt", doc: "From this share of its capacity in use a zone's requests go to other zones too.", preset: "0.7", value: number(&p.SpillAt, 0.1, 1)},
+		{name: "spillAt", doc: "From this share of its endpoints' maxInFlight · (1 − risk) in use, a zone's requests go to other zones too.", preset: "0.7", value: number(&p.SpillAt, 0.1, 1)},
 	}
 }
 
@@ -133,10 +133,10 @@ func endpointFields(e *Endpoint) []field {
 		{name: "name", doc: "For people. Default: the address.", value: label(&e.Name)},
 		{name: "address", required: true, value: ipPort(&e.Address, unconnectable)},
 		{name: "node", doc: "The machine it runs on.", value: label(&e.Node)},
-		{name: "zone", value: label(&e.Zone)},
+		{name: "zone", doc: "Where it is; sidecars started with --zone prefer endpoints of theirs.", value: label(&e.Zone)},
 		{name: "gpus", doc: "UUIDs of its GPUs.", value: list(&e.GPUs, 0, anyNumber, label)},
 		{name: "capacity", doc: "Relative to the pool's other endpoints.", preset: "1", value: number(&e.Capacity, 0.01, 1000)},
-		{name: "drain", doc: "Take it out of service: no new requests, running ones end.", preset: "false", value: boolean(&e.Drain)},
+		{name: "drain", doc: "Take it out of service: no new requests, also when nothing else is left; running ones end.", preset: "false", value: boolean(&e.Drain)},
 	}
 }
 
