@@ -235,7 +235,7 @@ func oraclePool(in Inputs, name string) PoolInput {
 // all endpoints of weight > 0 that are meant the one whose point is nearest
 // behind a probe; those in their slow start only if there are no others.
 func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) bool) int {
-	home, nearest, members, inFlight := -1, uint64(math.MaxUint64), 0, int32(0)
+	home, nearest, members, inFlight, limits := -1, uint64(math.MaxUint64), 0, int32(0), int32(0)
 	serves := func(e EndpointInput) bool { return e.Weight > 0 && e.State != fleet.StateDraining && meant(e) }
 	settled := slices.ContainsFunc(p.Endpoints, func(e EndpointInput) bool { return serves(e) && e.State != fleet.StateProbe })
 	for i, e := range p.Endpoints {
@@ -244,6 +244,9 @@ func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) 
 		}
 		members++
 		inFlight += e.InFlight
+		if limits += e.MaxInFlight; e.MaxInFlight == 0 {
+			limits += 256
+		}
 		for k := range uint64(probes) {
 			probe := mix(uint64(c.Session)) + (k+1)*mix(uint64(c.Session)+golden)
 			if distance := place(e.Address) - probe; distance < nearest {
@@ -256,7 +259,7 @@ func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) 
 	}
 	e, n := p.Endpoints[home], counts[p.Endpoints[home].Slot]
 	switch {
-	case e.Risk >= 0.5, e.MaxInFlight > 0 && n >= e.MaxInFlight, float64(n) > 1.25*float64(inFlight)/float64(members)+1,
+	case e.Risk >= 0.5, e.MaxInFlight > 0 && n >= e.MaxInFlight, float64(n) > 1.25*float64(inFlight)/float64(members)+max(1, float64(limits)/float64(members)/16),
 		e.KVFree >= 0 && e.KVFree < max(c.Prompt, 0)+c.Level.UpperBudget():
 		return -1
 	}

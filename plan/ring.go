@@ -51,7 +51,7 @@ type ring struct {
 	first []int32
 	shift uint // from a place on the circle to its part
 	// most is how many attempts an endpoint may have in flight to take a session's
-	// next one: a quarter more than the mean, and one. Mirrokni, Thorup and
+	// next one: a quarter more than the mean, and a little. Mirrokni, Thorup and
 	// Zadimoghaddam (arXiv:1608.01350) show that with such a bound a session
 	// moves rarely and no endpoint gets more than its bound.
 	most int32
@@ -62,7 +62,14 @@ type point struct {
 	endpoint int32
 }
 
-const loadBound = 1.25
+// loadBound and slackShare make the bound: so much of the mean, and one part in
+// slackShare of the mean limit. In a pool that idles the mean is near 0, and a
+// conversation's parallel calls would lose their cached prefix for a load that no
+// engine feels.
+const (
+	loadBound  = 1.25
+	slackShare = 16
+)
 
 // newRing builds the ring over the endpoints of set.
 func newRing(in []EndpointInput, set []int32) ring {
@@ -72,10 +79,11 @@ func newRing(in []EndpointInput, set []int32) ring {
 	}
 	parts := bits.Len(uint(n)) + 1
 	r := ring{points: make([]point, n), first: make([]int32, 1<<parts+1), shift: uint(64 - parts)}
-	inFlight := int64(0)
+	inFlight, limits := int64(0), int64(0)
 	places := make([]uint64, n)
 	for i, e := range set {
 		inFlight += int64(in[e].InFlight)
+		limits += int64(in[e].limit())
 		places[i] = place(in[e].Address)
 		r.first[places[i]>>r.shift+1]++
 	}
@@ -94,7 +102,7 @@ func newRing(in []EndpointInput, set []int32) ring {
 		}
 		r.points[k] = point{at: places[i], endpoint: e}
 	}
-	bound := loadBound*float64(inFlight)/float64(n) + 1
+	bound := loadBound*float64(inFlight)/float64(n) + max(1, float64(limits)/float64(n)/slackShare)
 	r.most = int32(min(bound, math.MaxInt32))
 	return r
 }

@@ -172,22 +172,23 @@ func TestOneEndpointMovesItsSessionsAndNoOthers(t *testing.T) {
 // home takes up to the bound, and the rest goes where other requests go.
 func TestHotSessionOverflows(t *testing.T) {
 	const n, mean = 10, 8
-	p := mustCompile(t, stickyPool(n, func(_ int, e *EndpointInput) { e.InFlight = mean }))
+	const most = mean*5/4 + 64/16
+	p := mustCompile(t, stickyPool(n, func(_ int, e *EndpointInput) { e.InFlight, e.MaxInFlight = mean, 64 }))
 	live := make(counts, n)
 	for i := range live {
 		live[i] = mean
 	}
 	home := p.Decide(sessionClass(1), 1, live).Picks[0].Endpoint
-	for seed := range uint64(2 * n) {
+	for seed := range uint64(3 * n) {
 		d := p.Decide(sessionClass(1), seed, live)
-		bound := live[home] <= mean*5/4+1
+		bound := live[home] <= most
 		if sticky := d.Reason == ReasonAffinity; sticky != bound || sticky && d.Picks[0].Endpoint != home {
 			t.Fatalf("%d in flight at home: %+v", live[home], d)
 		}
 		live[d.Picks[0].Endpoint]++
 	}
-	if most := slices.Max(live); most > mean*5/4+2 {
-		t.Errorf("in flight: %v; no endpoint may have more than %d", live, mean*5/4+2)
+	if fullest := slices.Max(live); fullest > most+1 || live[home] != most+1 {
+		t.Errorf("in flight: %v; want %d at home, and nobody above", live, most+1)
 	}
 	// When the others' requests end, it comes home again.
 	live[home] = 0

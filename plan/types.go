@@ -71,12 +71,13 @@ func (e *EndpointInput) weight() float64 {
 // capacity is how many attempts the endpoint can well have in flight: its limit,
 // less its risk, which knows more of what is possible. An endpoint without a
 // limit counts like the default of a pool.
-func (e *EndpointInput) capacity() float64 {
-	limit := e.MaxInFlight
-	if limit == 0 {
-		limit = unlimitedInFlight
+func (e *EndpointInput) capacity() float64 { return float64(e.limit()) * (1 - float64(e.Risk)) }
+
+func (e *EndpointInput) limit() int32 {
+	if e.MaxInFlight == 0 {
+		return unlimitedInFlight
 	}
-	return float64(limit) * (1 - float64(e.Risk))
+	return e.MaxInFlight
 }
 
 // RouteInput is one route at one tick.
