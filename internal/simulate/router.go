@@ -189,7 +189,8 @@ func (f *foreign) unanswered(ends5s int) float64 {
 
 // outliers is Envoy's outlier detection at its defaults, for the baselines: five
 // failures in a row put an endpoint out for 30 s times the number of its
-// ejections, at most 10 % of the endpoints but always one.
+// ejections, at most 10 % of the endpoints but always one; where fewer than half
+// are left all are used (panic threshold).
 type outliers struct {
 	streak, times []int
 	until         []time.Duration
@@ -234,6 +235,12 @@ func (o *outliers) list(now time.Duration) {
 			continue
 		}
 		o.usable = append(o.usable, int32(g))
+	}
+	if 2*len(o.usable) < len(o.until) {
+		o.usable = o.usable[:0]
+		for g := range o.until {
+			o.usable = append(o.usable, int32(g))
+		}
 	}
 }
 
