@@ -61,7 +61,10 @@ func (f *simulateFlags) register(flags *flag.FlagSet) {
 // options turns the flags into what is compared.
 func (f *simulateFlags) options() (simulate.Options, error) {
 	o := simulate.Options{Setup: f.setup, SLO: f.slo, Warmup: min(f.setup.Duration/10, 30*time.Second)}
-	var err error
+	err := f.setup.Check()
+	if err != nil {
+		return o, err
+	}
 	if o.Workload, err = simulate.LoadWorkload(f.arrivals, f.traces); err != nil {
 		return o, fmt.Errorf("--arrivals: %w", err)
 	}

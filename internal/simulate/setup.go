@@ -32,25 +32,33 @@ const (
 	MaxDuration = 24 * time.Hour
 )
 
-// Spec returns the run of one seed, without policy, routers, warm-up and
-// objective.
-func (s Setup) Spec(seed uint64) (Spec, Facts, error) {
-	scenario, err := ScenarioByName(s.Scenario)
-	if err != nil {
-		return Spec{}, Facts{}, err
+// Check returns what makes the setup unusable, or nil.
+func (s Setup) Check() error {
+	if _, err := ScenarioByName(s.Scenario); err != nil {
+		return err
 	}
-	profile, err := engine.ProfileByName(s.Profile)
-	if err != nil {
-		return Spec{}, Facts{}, err
+	if _, err := engine.ProfileByName(s.Profile); err != nil {
+		return err
 	}
 	switch {
 	case s.GPUs < 1 || s.GPUs > MaxGPUs:
-		return Spec{}, Facts{}, fmt.Errorf("%d GPUs; accepted: 1…%d", s.GPUs, MaxGPUs)
+		return fmt.Errorf("%d GPUs; accepted: 1…%d", s.GPUs, MaxGPUs)
 	case !(s.Load > 0 && s.Load <= MaxLoad):
-		return Spec{}, Facts{}, fmt.Errorf("load %g; accepted: above 0, at most %d", s.Load, MaxLoad)
+		return fmt.Errorf("load %g; accepted: above 0, at most %d", s.Load, MaxLoad)
 	case s.Duration <= 0 || s.Duration > MaxDuration:
-		return Spec{}, Facts{}, fmt.Errorf("duration %v; accepted: above 0, at most %v", s.Duration, MaxDuration)
+		return fmt.Errorf("duration %v; accepted: above 0, at most %v", s.Duration, MaxDuration)
 	}
+	return nil
+}
+
+// Spec returns the run of one seed, without policy, routers, warm-up and
+// objective.
+func (s Setup) Spec(seed uint64) (Spec, Facts, error) {
+	if err := s.Check(); err != nil {
+		return Spec{}, Facts{}, err
+	}
+	scenario, _ := ScenarioByName(s.Scenario)
+	profile, _ := engine.ProfileByName(s.Profile)
 	out := Spec{Seed: seed, GPUs: scenario.gpusOf(profile, s.GPUs), Duration: s.Duration}
 	maxLen := longest(out.GPUs)
 	facts := Facts{Capacity: capacityOf(out.GPUs, s.Workload)}
