@@ -120,7 +120,7 @@ const SchemaAttribute = "fairlead_schema"
 
 const (
 	second      = time.Second
-	fiveSeconds = 5 * time.Second
+	longSpan = 5 * time.Second
 	// wholeWindow is longer than any window.
 	wholeWindow = time.Hour
 
@@ -182,7 +182,7 @@ func (x *Vector) engine(p *pass, w *telemetry.Window, own scorer.Own) {
 		if total, ok := framebufferTotal(w); ok {
 			var g allocation
 			end := p.end
-			w.Each(fiveSeconds, func(s *telemetry.Sample) {
+			w.Each(longSpan, func(s *telemetry.Sample) {
 				if s.Known.Has(telemetry.HasFBUsed) {
 					g.add(end.Sub(s.At), s.FBUsedMiB)
 				}
@@ -259,7 +259,7 @@ func (x *Vector) ours(p *pass, w *telemetry.Window, own scorer.Own, live bool) {
 	}
 	errors := float64(max(0, own.Errors5s))
 	if w != nil {
-		if code, since := w.XID(); code != 0 && !since.IsZero() && p.now.Sub(since) <= fiveSeconds {
+		if code, since := w.XID(); code != 0 && !since.IsZero() && p.now.Sub(since) <= longSpan {
 			errors += xidErrors
 		}
 	}
@@ -307,7 +307,7 @@ func (p *pass) add(s *telemetry.Sample) {
 	if k.Has(telemetry.HasKVUsage) {
 		p.kvSeen = true
 	}
-	if age > fiveSeconds {
+	if age > longSpan {
 		return
 	}
 	t := seconds(age)
