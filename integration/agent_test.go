@@ -128,23 +128,7 @@ func (p *agentPlace) say(t *testing.T) {
 // agent starts the real agent.
 func (p *agentPlace) agent(t *testing.T) *fairleadProcess {
 	t.Helper()
-	process := &fairleadProcess{t: t, cmd: exec.Command(p.binary, "agent", "-f", p.agentFile), out: &lockedText{}, done: make(chan struct{})}
-	process.cmd.Env = append(os.Environ(), fakedcgm.Env(p.lib, p.script)...)
-	process.cmd.Stdout, process.cmd.Stderr = process.out, process.out
-	if err := process.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = process.cmd.Wait()
-		close(process.done)
-	}()
-	t.Cleanup(func() {
-		process.kill()
-		if t.Failed() {
-			t.Logf("output of the agent:\n%s", process.out)
-		}
-	})
-	return process
+	return startBinary(t, p.binary, p.dir, fakedcgm.Env(p.lib, p.script), "agent", "-f", p.agentFile)
 }
 
 // ask posts a small request that the simulated servers accept.

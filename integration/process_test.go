@@ -87,8 +87,16 @@ func startFairlead(t testing.TB, dir string, args ...string) *fairleadProcess {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return startBinary(t, binary, dir, nil, args...)
+}
+
+// startBinary is startFairlead with another build of the command, and variables
+// beside this process's own.
+func startBinary(t testing.TB, binary, dir string, env []string, args ...string) *fairleadProcess {
+	t.Helper()
 	p := &fairleadProcess{t: t, cmd: exec.Command(binary, args...), out: &lockedText{}, done: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, p.out, p.out
+	p.cmd.Env = append(os.Environ(), env...)
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -119,7 +119,7 @@ func SchemaHash() string {
 const SchemaAttribute = "fairlead_schema"
 
 const (
-	second      = time.Second
+	second   = time.Second
 	longSpan = 5 * time.Second
 	// wholeWindow is longer than any window.
 	wholeWindow = time.Hour
