@@ -47,7 +47,7 @@ func (f *simulateFlags) register(flags *flag.FlagSet) {
 	flags.DurationVar(&f.setup.Duration, "duration", 400*time.Second, "simulated time of arrivals; the first tenth, at most 30s, does not count")
 	flags.StringVar(&f.routers, "routers", "1,4,16,64", "`numbers` of routers that share the load and know only their own requests")
 	flags.StringVar(&f.policies, "policies", "", "`names` of policies with commas between them; all by default")
-	flags.StringVar(&f.model, "model", "", "an XGBoost model `file` for the policy ours-model, which is left out without it")
+	flags.StringVar(&f.model, "model", "", "an XGBoost model `file` for the policy ours-model, in place of the one that comes with the program")
 	flags.IntVar(&f.seeds, "seeds", 5, "`number` of seeds")
 	flags.Uint64Var(&f.seed, "seed", 1, "first seed")
 	flags.DurationVar(&f.slo, "slo", 2*time.Second, "longest good time to first token")
@@ -96,11 +96,20 @@ func (f *simulateFlags) options() (simulate.Options, error) {
 	return o, nil
 }
 
-// simulatedModel reads the model of ours-model; "" is none.
+// simulatedModel is the model of ours-model: the one in a file, or the one that
+// comes with the program.
 func simulatedModel(file string) (scorer.Model, error) {
-	if file == "" {
-		return nil, nil
+	trees, err := xgb.Shipped()
+	if file != "" {
+		trees, err = readTrees(file)
 	}
+	if err != nil {
+		return nil, err
+	}
+	return xgb.Risk(trees, "xgb")
+}
+
+func readTrees(file string) (*xgb.Model, error) {
 	info, err := os.Stat(file)
 	if err != nil {
 		return nil, err
@@ -116,7 +125,7 @@ func simulatedModel(file string) (scorer.Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return xgb.Risk(trees, "xgb")
+	return trees, nil
 }
 
 func runSimulate(ctx context.Context, args []string, io stdio) error {

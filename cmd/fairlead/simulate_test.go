@@ -27,8 +27,8 @@ func TestSimulatePrintsATableAndWritesFiles(t *testing.T) {
 		}
 	}
 	rows, err := os.ReadFile(table)
-	if err != nil || bytes.Count(rows, []byte("\n")) != 1+2*2*8 {
-		t.Errorf("%d lines of CSV, %v; want one for each of 8 policies, 2 numbers of routers and 2 seeds", bytes.Count(rows, []byte("\n")), err)
+	if err != nil || bytes.Count(rows, []byte("\n")) != 1+2*2*9 {
+		t.Errorf("%d lines of CSV, %v; want one for each of 9 policies, 2 numbers of routers and 2 seeds", bytes.Count(rows, []byte("\n")), err)
 	}
 	picture, err := os.ReadFile(chart)
 	if err != nil || !bytes.HasPrefix(picture, []byte("\x89PNG")) {

@@ -25,7 +25,8 @@ const (
 // routers, one line per policy with the 95 % intervals, on a logarithmic scale.
 func (c *Comparison) WritePNG(w io.Writer) error {
 	p := plot.New()
-	p.Title.Text = fmt.Sprintf("%d × %s, %s arrivals, load %.2f, %s", c.GPUs, c.Profile, c.Arrivals, c.Load, c.Scenario)
+	p.Title.Text = fmt.Sprintf("%d × %s, %s arrivals, load %.2f, %s; 95 %% intervals over %d seeds", c.GPUs, c.Profile, c.Arrivals, c.Load, c.Scenario, len(c.Seeds))
+	p.Title.Padding = vg.Points(6)
 	p.X.Label.Text = "routers"
 	p.Y.Label.Text = fmt.Sprintf("requests over %g s to first token, %%", c.SLO)
 	p.Legend.Top, p.Legend.Left = true, true
@@ -50,8 +51,8 @@ func (c *Comparison) WritePNG(w io.Writer) error {
 	}
 	p.X.Tick.Marker = ticks
 	p.X.Min, p.X.Max = -0.25, float64(len(routers))-0.75
-	p.Y.Min, p.Y.Max = floor, top*3 // room for the legend
-	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{}
+	p.Y.Min, p.Y.Max = floor, top*4 // room for the legend
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, decades{}
 
 	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(chartWidth, chartHeight), vgimg.UseDPI(chartDPI))}
 	p.Draw(draw.New(canvas))
@@ -59,6 +60,26 @@ func (c *Comparison) WritePNG(w io.Writer) error {
 		return fmt.Errorf("write PNG: %w", err)
 	}
 	return nil
+}
+
+// decades marks powers of ten, written as plain numbers.
+type decades struct{}
+
+// Ticks implements plot.Ticker.
+func (decades) Ticks(low, high float64) []plot.Tick {
+	var out []plot.Tick
+	for decade := math.Pow(10, math.Floor(math.Log10(low))); decade <= high; decade *= 10 {
+		for i := 1.0; i < 10; i++ {
+			t := plot.Tick{Value: i * decade}
+			if i == 1 {
+				t.Label = strconv.FormatFloat(decade, 'g', 6, 64)
+			}
+			if t.Value >= low && t.Value <= high {
+				out = append(out, t)
+			}
+		}
+	}
+	return out
 }
 
 // chartFloor is the lowest value drawn, in percent: shares below it, such as 0,
