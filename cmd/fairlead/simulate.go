@@ -22,7 +22,7 @@ import (
 // simulateFlags are the flags of `fairlead simulate`.
 type simulateFlags struct {
 	arrivals, traces            string
-	routers, policies, scenario string
+	routers, policies           string
 	model                       string
 	seeds                       int
 	seed                        uint64
