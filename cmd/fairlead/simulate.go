@@ -21,16 +21,16 @@ import (
 
 // simulateFlags are the flags of `fairlead simulate`.
 type simulateFlags struct {
-	arrivals, traces            string
-	routers, policies           string
-	model                       string
-	seeds                       int
-	seed                        uint64
-	setup                       simulate.Setup
-	slo                         time.Duration
-	csv, png, format            string
-	record                      string
-	recordSmall                 bool
+	arrivals, traces  string
+	routers, policies string
+	model             string
+	seeds             int
+	seed              uint64
+	setup             simulate.Setup
+	slo               time.Duration
+	csv, png, format  string
+	record            string
+	recordSmall       bool
 }
 
 func (f *simulateFlags) register(flags *flag.FlagSet) {
