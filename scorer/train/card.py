@@ -61,7 +61,8 @@ def tables(report):
         events = r["alarms"]["xgb"]["events"]["value"]
         out += [f"({events:.0f} onsets.)", ""]
         for budget, cells in r["matched"].items():
-            out += [f"Alarms at thresholds that cost at most {budget:g} false ejections per GPU-hour on the validation runs:", ""]
+            out += [f"Alarms at one price: the lowest threshold with a false-ejection rate of at most {budget} per GPU-hour on the validation runs "
+                    "(zeros where only a threshold above all scores keeps it):", ""]
             out += alarm_table(cells, thresholds=True)
         out += ["Reliability of the model on rows before which there was no gap for a second, gap within 1 s:", ""] + reliability_table(r["horizons"]["1 s"]["xgb"]["reliability"])
     v = report["verdict"]
