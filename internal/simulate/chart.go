@@ -82,14 +82,23 @@ func (decades) Ticks(low, high float64) []plot.Tick {
 	return out
 }
 
-// chartFloor is the lowest value drawn, in percent: shares below it, such as 0,
-// stand on it. It is a power of ten at or below one request of a row's.
+// chartFloor is the lowest value drawn, in percent, a power of ten: the decade of
+// the smallest share above 0, or, if there is a share of 0, the one below, on
+// which it stands.
 func (c *Comparison) chartFloor() float64 {
-	requests := 1
-	for _, r := range c.Runs {
-		requests = max(requests, r.Requests)
+	smallest, zero := 1.0, false
+	for _, r := range c.Rows {
+		if r.Slow.Mean > 0 {
+			smallest = min(smallest, r.Slow.Mean)
+		} else {
+			zero = true
+		}
 	}
-	return math.Pow(10, math.Floor(math.Log10(100/float64(requests*len(c.Seeds)))))
+	decade := math.Floor(math.Log10(100*smallest) + 1e-9)
+	if zero {
+		decade--
+	}
+	return math.Pow(10, decade)
 }
 
 // chartLine is one policy's line.
