@@ -57,6 +57,8 @@ def tables(report):
         out += [f"### Test: {name}", "", f"{r['runs']} runs, {r['gpus']} GPU series, {r['rows']} ticks; intervals are 95 %, over runs.", ""]
         for horizon, cells in r["horizons"].items():
             out += rank_table(horizon, cells)
+        missing = ", ".join(f"{k} {v:.3f}" for k, v in r["sources_missing"].items())
+        out += [f"The model's AUC-PR at 1 s with sources missing: {missing}.", ""]
         out += ["Alarms at each score's own threshold, by the judge's rule of two samples running:", ""] + alarm_table(r["alarms"])
         events = r["alarms"]["xgb"]["events"]["value"]
         out += [f"({events:.0f} onsets.)", ""]

@@ -105,6 +105,18 @@ def verdict(results):
     return dict(wins=not against, against=against)
 
 
+def with_sources_missing(booster, names, series):
+    """AUC-PR of the model on onsets when whole sources say nothing."""
+    x, y = fit.rows(series, TARGET, onset_only=True)
+    out = {}
+    for source, gone in (("none", ()), ("GPU", fit.GPU), ("engine", fit.ENGINE), ("GPU and engine", fit.GPU + fit.ENGINE)):
+        blind = x.copy()
+        blind[:, [names.index(n) for n in gone]] = np.nan
+        m = fit.margins(booster, blind, names)
+        out[source] = metrics.average_precision(*metrics.histogram(m, y, metrics.score_edges(m)))
+    return out
+
+
 def write_golden(path, booster, names, series):
     """Rows of every sort, each with its margin: what the evaluator must repeat."""
     x = np.concatenate([s.x for s in series])
@@ -148,6 +160,8 @@ def main(arguments=None):
     matched = evaluate.match(sets["validation"], SCORES, BUDGETS)
     results = {name: evaluate.compare(sets[name], SCORES, climates, matched, fit.SEED)
                for name in TESTS}
+    for name in TESTS:
+        results[name]["sources_missing"] = with_sources_missing(booster, rec.features, sets[name])
     report = dict(
         model=dict(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), trees=booster.num_boosted_rounds(),
                    depth=fit.PARAMETERS["max_depth"], xgboost=fit.xgb.__version__, monotone=constrained,
