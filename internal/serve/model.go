@@ -40,7 +40,7 @@ func loadModel(name, file string) (scoringModel, error) {
 	var trees *xgb.Model
 	var err error
 	if file == "" {
-		err = errors.New("no trained model comes with this build; accepted: --model FILE")
+		trees, err = xgb.Shipped()
 	} else {
 		trees, err = readModel(file)
 	}
