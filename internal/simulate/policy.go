@@ -27,7 +27,7 @@ type balancer interface {
 	// choose returns a GPU, or −1 to refuse the request. After a failed attempt
 	// failed is its GPU, otherwise −1.
 	choose(q *request, failed int) int
-	// tick runs every 200 ms; what it does not need it ignores.
+	// tick runs at the router's every tick, as serve scores and plans.
 	tick()
 }
 

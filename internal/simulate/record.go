@@ -21,7 +21,7 @@ import (
 //
 //   - rows.f32: little-endian float32, RowCount rows of len(Columns) numbers, no
 //     header. NaN is missing. Rows stand run after run, inside a run GPU after
-//     GPU, inside a GPU in order of time, one for each tick of 200 ms;
+//     GPU, inside a GPU in order of time, one every 200 ms;
 //   - index.json: an [Index]: what the columns are, the names behind scenario and
 //     GPU type ids, and for each run where its rows lie and which split it is
 //     meant for.
@@ -143,6 +143,7 @@ const (
 	recordTail     = 2 * time.Second // arrivals go on, so that no label lacks its future
 	recordGPUs     = 16
 	recordSLO      = 2 * time.Second
+	recordPeriod   = 200 * time.Millisecond // from row to row, whatever the tick
 	shortLabel     = 200 * time.Millisecond
 	longLabel      = time.Second
 	smallRecordLen = 5 * time.Second
@@ -173,7 +174,7 @@ func Record(ctx context.Context, o RecordOptions) (Index, error) {
 	out := bufio.NewWriterSize(file, 1<<20)
 	index := Index{
 		Format: Format, Rows: RowsFile, Schema: features.SchemaHash(), Columns: Columns(),
-		TickSeconds: tickPeriod.Seconds(), SLOSeconds: recordSLO.Seconds(),
+		TickSeconds: recordPeriod.Seconds(), SLOSeconds: recordSLO.Seconds(),
 	}
 	plans := recordingPlan(o)
 	workloads := map[string]Workload{}
@@ -220,7 +221,7 @@ func Record(ctx context.Context, o RecordOptions) (Index, error) {
 
 // recorder collects the rows of one run.
 type recorder struct {
-	from, until time.Duration
+	next, until time.Duration // of the rows still to come
 	formula     scorer.Model
 	gpus        [][]tickRow // by GPU
 }
@@ -234,14 +235,15 @@ type tickRow struct {
 }
 
 func newRecorder(gpus int, from, until time.Duration) *recorder {
-	return &recorder{from: from, until: until, formula: scorer.Formula(scorer.FormulaOptions{}), gpus: make([][]tickRow, gpus)}
+	return &recorder{next: from, until: until, formula: scorer.Formula(scorer.FormulaOptions{}), gpus: make([][]tickRow, gpus)}
 }
 
 // tick records what the first router knows now.
 func (r *recorder) tick(w *world) {
-	if w.now < r.from || w.now >= r.until {
+	if w.now < r.next || w.now >= r.until {
 		return
 	}
+	r.next = w.now + recordPeriod
 	for i, g := range w.gpus {
 		own, now := w.routers[0].own(i), at(w.now)
 		row := tickRow{at: w.now, features: features.Extract(&g.window, own, now), risk: missing, util: missing}
@@ -277,11 +279,11 @@ type labels struct{ short, long, now, onset bool }
 
 // labelsAt judges a tick; see the comment on recordings.
 func (t *timeline) labelsAt(at time.Duration) labels {
-	missed := t.missedIn(at, at+tickPeriod)
+	missed := t.missedIn(at, at+shortLabel)
 	return labels{
 		short: missed || t.gapIn(at, at+shortLabel),
 		long:  missed || t.gapIn(at, at+longLabel),
-		now:   t.gapIn(at-tickPeriod, at) || t.missedIn(at-tickPeriod, at),
+		now:   t.gapIn(at-recordPeriod, at) || t.missedIn(at-recordPeriod, at),
 		onset: !t.gapIn(at-longLabel, at) && !t.missedIn(at-longLabel, at),
 	}
 }

@@ -207,7 +207,7 @@ func TestFullRecordingKeepsItsSplitsApart(t *testing.T) {
 			t.Fatalf("seed %d occurs twice", r.seed)
 		}
 		seeds[r.seed] = true
-		rows += r.gpus * int(r.length/tickPeriod)
+		rows += r.gpus * int(r.length/recordPeriod)
 	}
 	for name := range scenarios[SplitHeldOutScenario] {
 		if scenarios[SplitTrain][name] {

@@ -95,7 +95,7 @@ func (r *router) rotate() {
 
 // sent counts the prompt tokens sent to one GPU.
 type sent struct {
-	recent  [5]float64 // by tick of 200 ms: the last second
+	recent  [time.Second / tickPeriod]float64 // by tick: the last second
 	at      int
 	since   float64 // since the newest sample
 	samples int     // which that was
@@ -129,10 +129,10 @@ func (s *sent) rotate() {
 	s.recent[s.at] = 0
 }
 
-// ends counts how attempts on one GPU ended in the last 25 ticks, 5 s. Faults
-// here are crashes: resets and refused connections.
+// ends counts how attempts on one GPU ended in the last 5 s. Faults here are
+// crashes: resets and refused connections.
 type ends struct {
-	attempts, errors       [25]int32
+	attempts, errors       [5 * time.Second / tickPeriod]int32 // by tick
 	at                     int
 	allAttempts, allErrors int32
 	connect                int
