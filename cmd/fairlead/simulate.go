@@ -75,6 +75,7 @@ func (f *simulateFlags) options() (simulate.Options, error) {
 		}
 		o.Routers = append(o.Routers, n)
 	}
+	slices.Sort(o.Routers)
 	if f.seeds < 1 || f.seeds > simulate.MaxSeeds {
 		return o, fmt.Errorf("--seeds %d; accepted: 1…%d", f.seeds, simulate.MaxSeeds)
 	}
