@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/internal/demo"
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+	"github.com/fairlead-proxy/fairlead/scorer/xgb"
 )
 
 // checkDemo reads the demo's JSON lines: one object per second, one summary.
@@ -80,4 +82,34 @@ func processesWith(dir string) []string {
 		}
 	}
 	return out
+}
+
+// TestDemoShowsTheTrainedModelsRisk runs the demo with the model that comes with
+// the program: every endpoint that is known shows a risk, and the
+// table says whose it is.
+func TestDemoShowsTheTrainedModelsRisk(t *testing.T) {
+	envoytest.Binary(t)
+	shipped, err := xgb.Shipped()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := runFairlead(t, t.TempDir(), "demo", "--scorer", "xgb", "--duration", "4s", "--sidecars", "1", "--rps", "20", "-o", "json")
+	risks := map[float64]bool{}
+	for line := range strings.Lines(out) {
+		var s demo.Second
+		if err := json.Unmarshal([]byte(line), &s); err != nil || s.Kind != "second" {
+			continue
+		}
+		if s.Scorer != "xgb" || !strings.HasPrefix(shipped.Info().Digest, s.Model) || s.Model == "" {
+			t.Fatalf("scorer %q, model %q", s.Scorer, s.Model)
+		}
+		for _, r := range s.Rows {
+			if r.Endpoint != "" && r.Risk != nil {
+				risks[*r.Risk] = true
+			}
+		}
+	}
+	if len(risks) < 4 {
+		t.Errorf("risks shown: %v; want the model's, which differ", risks)
+	}
 }

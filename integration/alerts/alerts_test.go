@@ -101,3 +101,28 @@ func TestAllocationThresholdsAre1200MegabytesPerSecond(t *testing.T) {
 		}
 	}
 }
+
+// The rules file says how long after the fact each rule fires.
+func TestRulesFireAsLateAsTheFileSays(t *testing.T) {
+	for _, c := range []struct {
+		alert, series string
+		began, after  int
+	}{
+		// The last number came at second 10.
+		{"FairleadTelemetryOld", `fairlead_telemetry_age_seconds{pool="p",endpoint="e",source="engine"} 0x10 1+1x40`, 10, 4},
+		{"FairleadPoolEjected", `fairlead_pool_ejected{pool="p"} 0x10 0.5x40`, 10, 3},
+		{"FairleadGPUNodeNotReady", `gpu_node_ready{node="a"} 1x10 0x40`, 10, 11},
+	} {
+		for at := c.began; ; at++ {
+			if at > 40 {
+				t.Fatalf("%s does not fire", c.alert)
+			}
+			if slices.Contains(firing(t, c.series, at), c.alert) {
+				if late := at - c.began; late != c.after {
+					t.Errorf("%s fires %d s after the fact, the file says %d", c.alert, late, c.after)
+				}
+				break
+			}
+		}
+	}
+}
