@@ -102,6 +102,9 @@ const (
 	// returnBelow for calmSamples samples ends an ejection (1 s at 5 Hz).
 	returnBelow = 0.55
 	calmSamples = 5
+	// calmTime is the same for a risk that fades without samples: as long as five
+	// samples take from the first to the last.
+	calmTime = (calmSamples - 1) * 200 * time.Millisecond
 	// preferSamples below RiskPrefer make an endpoint preferred; it stays so up
 	// to preferLost.
 	preferSamples = 3
@@ -226,9 +229,12 @@ type endpoint struct {
 	smoothed   float64
 	stepAt     time.Time
 
-	// Streaks: in samples, faded in ticks.
-	bad, calm, prefer, faded int
-	preferred                bool
+	// Streaks, in samples.
+	bad, calm, prefer int
+	preferred         bool
+	// fadedSince is since when a stale risk has been below returnBelow; zero if it
+	// is not.
+	fadedSince time.Time
 
 	// Ejection.
 	riskOut    bool   // risk says out
@@ -285,7 +291,7 @@ func (j *Judge) stepPool(now time.Time, view *PoolView, out []Verdict) []Verdict
 	for _, e := range members {
 		e.relaxTo(now, target)
 		e.findFaults(now, shared)
-		e.weighRisk()
+		e.weighRisk(now)
 		e.endFault(now, blind)
 		e.settle(now)
 	}
@@ -346,7 +352,7 @@ func (e *endpoint) observe(now time.Time, model Model) {
 		e.bad, e.calm, e.prefer, e.preferred = 0, 0, 0, false
 		return
 	}
-	e.faded = 0
+	e.fadedSince = time.Time{}
 	latest, _ := e.view.Window.Latest()
 	if latest.At.Equal(e.lastSample) {
 		return // a sample counts once, however many ticks it stands
@@ -468,7 +474,12 @@ func (e *endpoint) relaxTo(now time.Time, target float64) {
 	}
 	e.smoothed += (target - e.smoothed) * (1 - math.Exp(-passed.Seconds()/relax.Seconds()))
 	e.risk = e.smoothed
-	e.faded = streak(e.faded, e.smoothed < returnBelow)
+	switch {
+	case e.smoothed >= returnBelow:
+		e.fadedSince = time.Time{}
+	case e.fadedSince.IsZero():
+		e.fadedSince = now
+	}
 }
 
 // sharedTrouble reports whether so many endpoints of the pool fail at once that
@@ -561,14 +572,14 @@ func (e *endpoint) newXID() int {
 // weighRisk moves the risk's own ejection. One that the gate held or lifted
 // ends with the first sample that is not bad, so that the end of a load peak
 // ejects nobody for what is over.
-func (e *endpoint) weighRisk() {
+func (e *endpoint) weighRisk(now time.Time) {
 	switch {
 	case !e.riskOut && e.bad >= ejectSamples && e.smoothed > ejectSmoothed:
 		e.riskOut = true
 		e.calm = 0
 	case e.riskOut && !e.ejected && e.bad == 0:
 		e.riskOut = false
-	case e.riskOut && (e.calm >= calmSamples || e.faded >= calmSamples):
+	case e.riskOut && (e.calm >= calmSamples || !e.fadedSince.IsZero() && now.Sub(e.fadedSince) >= calmTime):
 		e.riskOut = false
 	}
 }

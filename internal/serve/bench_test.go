@@ -30,7 +30,7 @@ func BenchmarkTick(b *testing.B) {
 	now := time.Now()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		now = now.Add(interval)
+		now = now.Add(bucket)
 		for j, e := range pool.Endpoints {
 			s.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: e.Address}, Sample: telemetry.Sample{
 				At: now, Known: telemetry.HasKVUsage | telemetry.HasWaiting | telemetry.HasRunning,

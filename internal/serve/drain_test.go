@@ -31,11 +31,11 @@ func TestDrainingEndpointGetsNothingAndComesBackSlowly(t *testing.T) {
 		t.Fatalf("shares %v and %v before the drain", first, other)
 	}
 	drain(true)
-	if first, other, state := share(now.Add(interval)); first != 0 || other != 0.5 || state != fleet.StateDraining.String() {
+	if first, other, state := share(now.Add(bucket)); first != 0 || other != 0.5 || state != fleet.StateDraining.String() {
 		t.Errorf("share %v, the others %v, state %s while it drains", first, other, state)
 	}
 	drain(false)
-	if first, other, state := share(now.Add(2 * interval)); first <= 0 || first >= other/2 || state == fleet.StateDraining.String() {
+	if first, other, state := share(now.Add(2 * bucket)); first <= 0 || first >= other/2 || state == fleet.StateDraining.String() {
 		t.Errorf("share %v, the others %v, state %s when it is back: want a slow start", first, other, state)
 	}
 	if got := s.plan.Load(); got == nil || got.Tick() < 3 {

@@ -67,7 +67,7 @@ func TestEndpointsWithoutANodeAreCountedByHost(t *testing.T) {
 
 func TestScalingSignalIsMeanAndDeviationOfFiveSeconds(t *testing.T) {
 	var s scaling
-	for i := range 2 * summaryTicks {
+	for i := range 2 * summaryBuckets {
 		risk := 0.2
 		if i%2 == 1 {
 			risk = 0.4
@@ -76,7 +76,7 @@ func TestScalingSignalIsMeanAndDeviationOfFiveSeconds(t *testing.T) {
 	}
 	got := s.risk.show()
 	mean := (13*0.4 + 12*0.2) / 25
-	if got.N != summaryTicks || math.Abs(got.Mean-mean) > 1e-9 || math.Abs(got.Deviation-0.1) > 0.001 {
+	if got.N != summaryBuckets || math.Abs(got.Mean-mean) > 1e-9 || math.Abs(got.Deviation-0.1) > 0.001 {
 		t.Errorf("risk %+v, want mean %v and deviation about 0.1", got, mean)
 	}
 	if got := s.allocation.show(); math.Abs(got.Mean-0.02) > 1e-9 || got.Deviation > 1e-9 {
@@ -93,7 +93,7 @@ func TestAllocationIsShownInSharesAndMegabytes(t *testing.T) {
 	begin := time.Now()
 	var kv, framebuffer telemetry.Window
 	for i := range 6 {
-		at := begin.Add(time.Duration(i) * interval)
+		at := begin.Add(time.Duration(i) * bucket)
 		kv.Add(telemetry.Sample{At: at, Known: telemetry.HasKVUsage | telemetry.HasKVTokens | telemetry.HasFBUsed | telemetry.HasFBTotal,
 			KVUsage: 0.02 * float64(i), KVTokens: 100_000, FBUsedMiB: 70_000 + 100*float64(i), FBTotalMiB: 80_000})
 		framebuffer.Add(telemetry.Sample{At: at, Known: telemetry.HasFBUsed | telemetry.HasFBTotal,
@@ -199,6 +199,6 @@ func feed(t *testing.T, s *Server) {
 			}
 		}
 		s.step(now)
-		now = now.Add(interval)
+		now = now.Add(bucket)
 	}
 }

@@ -31,7 +31,7 @@ func (p *prompts) of(slot uint32) int64 {
 
 // sentTicks is how many ticks of sent tokens are kept: one second, and one tick
 // for a sample that is late.
-const sentTicks = 6
+const sentTicks = int(time.Second/tickEvery) + 1
 
 // sent keeps, for one endpoint, the total at the end of the last ticks.
 type sent struct {

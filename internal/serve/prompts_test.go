@@ -11,11 +11,11 @@ func TestSentPromptTokensAreCountedSinceASampleAndOverASecond(t *testing.T) {
 	var p prompts
 	var s sent
 	begin := time.Now()
-	at := func(tick int) time.Time { return begin.Add(time.Duration(tick) * interval) }
+	at := func(tick int) time.Time { return begin.Add(time.Duration(tick) * tickEvery) }
 	if s.since(begin) != 0 {
 		t.Error("something was sent before the first tick")
 	}
-	for tick := range 20 {
+	for tick := range 40 {
 		s.tick(at(tick), 7, p.of(7))
 		p.add(7, 100) // between this tick and the next
 		p.add(8, 1)
@@ -25,17 +25,17 @@ func TestSentPromptTokensAreCountedSinceASampleAndOverASecond(t *testing.T) {
 		from time.Time
 		want float64
 	}{
-		{"a sample of this tick", at(19), 0},
-		{"a sample of the tick before", at(18), 100},
-		{"a sample between two ticks counts from the earlier", at(18).Add(interval / 2), 100},
-		{"one second", at(19).Add(-time.Second), 500},
-		{"longer than is kept", begin.Add(-time.Hour), 500},
+		{"a sample of this tick", at(39), 0},
+		{"a sample of the tick before", at(38), 100},
+		{"a sample between two ticks counts from the earlier", at(38).Add(tickEvery / 2), 100},
+		{"one second", at(39).Add(-time.Second), 2000},
+		{"longer than is kept", begin.Add(-time.Hour), 2000},
 	} {
 		if got := s.since(c.from); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
-	s.tick(at(20), 9, 5_000) // the slot was dealt anew: another endpoint's total
+	s.tick(at(40), 9, 5_000) // the slot was dealt anew: another endpoint's total
 	if got := s.since(begin); got != 0 {
 		t.Errorf("%v tokens after a new slot, want 0", got)
 	}

@@ -36,6 +36,7 @@ type scoring struct {
 	endpoints map[fleet.EndpointKey]*tracker
 	scaling   map[string]*scaling // by pool
 	ticks     uint64
+	bucketed  time.Time // when the last bucket began
 }
 
 // tracker is what is known of one endpoint.
@@ -81,6 +82,7 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 		}
 	}
 	s.config, s.byHand, s.endpoints, s.scaling = cfg, byHand, next, pools
+	s.bucketed = time.Time{} // what people see follows at once
 }
 
 // read takes one reading; it never blocks for long.
@@ -114,9 +116,9 @@ func (s *scoring) outcome(o fleet.Outcome) {
 	}
 }
 
-// step scores every endpoint at now and returns the inputs of the next plan
-// with what people see of them.
-func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
+// step scores every endpoint at now and returns the inputs of the next plan,
+// and once a bucket what people see of them, else nil.
+func (s *scoring) step(now time.Time) (plan.Inputs, *admin.Fleet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ticks++
@@ -133,17 +135,25 @@ func (s *scoring) step(now time.Time) (plan.Inputs, admin.Fleet) {
 
 	verdicts := s.judge.Step(now, s.views(now))
 	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config, s.byHand)}
-	shown := admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name(), Model: s.model.digest}
+	var shown *admin.Fleet
+	if s.bucketed.IsZero() || now.Sub(s.bucketed) >= bucket {
+		s.bucketed = now
+		shown = &admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name(), Model: s.model.digest}
+	}
 	for i := range s.config.Pools {
 		p := &s.config.Pools[i]
 		inService := serving(p)
-		input, pool := s.pool(now, p, verdicts[:inService])
+		inputs.Pools = append(inputs.Pools, s.poolInput(now, p, verdicts[:inService]))
+		if shown != nil {
+			shown.Pools = append(shown.Pools, s.poolShown(now, p, verdicts[:inService]))
+		}
 		verdicts = verdicts[inService:]
-		inputs.Pools = append(inputs.Pools, input)
-		shown.Pools = append(shown.Pools, pool)
+	}
+	if shown == nil {
+		return inputs, nil
 	}
 	for _, t := range s.endpoints {
-		t.ends.tick()
+		t.ends.rotate()
 	}
 	var agents map[string]admin.Agent
 	if s.agents != nil {
@@ -200,18 +210,20 @@ func (s *scoring) views(now time.Time) []scorer.PoolView {
 // draining stands for the verdict of an endpoint that the config drains.
 var draining = scorer.Verdict{State: fleet.StateDraining, Reason: scorer.ReasonNone, KVFree: -1, Stale: true}
 
-func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) (plan.PoolInput, admin.Pool) {
-	input := plan.PoolInput{Name: p.Name, Tier: p.Tier, SpillAt: p.SpillAt}
-	shown := admin.Pool{Name: p.Name, Tier: p.Tier, Model: p.Model, Hardware: p.Hardware}
-	total := 0.0
-	for _, v := range verdicts {
-		total += v.Weight
-	}
-	for _, e := range p.Endpoints {
-		v := draining
+// each calls visit for every endpoint of a pool with its verdict, in order.
+func each(p *fleet.Pool, verdicts []scorer.Verdict, visit func(*fleet.Endpoint, scorer.Verdict)) {
+	for i := range p.Endpoints {
+		e, v := &p.Endpoints[i], draining
 		if !e.Drain {
 			v, verdicts = verdicts[0], verdicts[1:]
 		}
+		visit(e, v)
+	}
+}
+
+func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) plan.PoolInput {
+	input := plan.PoolInput{Name: p.Name, Tier: p.Tier, SpillAt: p.SpillAt, Endpoints: make([]plan.EndpointInput, 0, len(p.Endpoints))}
+	each(p, verdicts, func(e *fleet.Endpoint, v scorer.Verdict) {
 		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 		slot := s.ledger.Slot(key)
 		// What the engine works on beside our own requests takes room too. One
@@ -224,19 +236,31 @@ func (s *scoring) pool(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) 
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
 			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, Risk: v.Risk, State: v.State,
 		})
+	})
+	return input
+}
+
+func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) admin.Pool {
+	shown := admin.Pool{Name: p.Name, Tier: p.Tier, Model: p.Model, Hardware: p.Hardware, Endpoints: make([]admin.Endpoint, 0, len(p.Endpoints))}
+	total := 0.0
+	for _, v := range verdicts {
+		total += v.Weight
+	}
+	each(p, verdicts, func(e *fleet.Endpoint, v scorer.Verdict) {
+		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 		row := s.row(now, s.endpoints[key], v, float64(p.KVBytesPerToken))
 		row.Name, row.Address, row.Node, row.Zone = e.Name, e.Address.String(), e.Node, e.Zone
 		row.Known = !v.Stale && p.Telemetry.Source != fleet.TelemetryNone
-		row.InFlight = s.ledger.InFlight(slot)
+		row.InFlight = s.ledger.InFlight(s.ledger.Slot(key))
 		if total > 0 {
 			row.Share = v.Weight / total
 		}
 		shown.Endpoints = append(shown.Endpoints, row)
-	}
+	})
 	signals := s.scaling[p.Name]
 	signals.add(shown.Endpoints)
 	shown.Risk5s, shown.Allocation5s = signals.risk.show(), signals.allocation.show()
-	return input, shown
+	return shown
 }
 
 // row is what people see of one endpoint, as far as its own history tells.
@@ -369,14 +393,14 @@ func (f *foreign) unanswered(ends5s int) float64 {
 	return max(0, missing-float64(ends5s)/5*ledgerDelay.Seconds())
 }
 
-// errorTicks is how many ticks errors are counted for: 5 s.
-const errorTicks = 25
+// errorBuckets is how many buckets errors are counted for: 5 s.
+const errorBuckets = int(5 * time.Second / bucket)
 
 // ends counts how attempts on one endpoint ended.
 type ends struct {
-	attempts  [errorTicks]int // rings, one slot per tick
-	errors    [errorTicks]int
-	headers   [errorTicks]headerTimes
+	attempts  [errorBuckets]int // rings, one slot per bucket
+	errors    [errorBuckets]int
+	headers   [errorBuckets]headerTimes
 	at        int
 	oom       int
 	connect   int
@@ -421,8 +445,8 @@ func (e *ends) add(o fleet.Outcome) {
 	e.attempts[e.at]++
 }
 
-func (e *ends) tick() {
-	e.at = (e.at + 1) % errorTicks
+func (e *ends) rotate() {
+	e.at = (e.at + 1) % errorBuckets
 	e.errors[e.at], e.attempts[e.at], e.headers[e.at] = 0, 0, headerTimes{}
 }
 

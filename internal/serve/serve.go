@@ -292,11 +292,18 @@ func gracefully(g *grpc.Server) {
 	}
 }
 
-// interval is the length of a tick: design budget and DCGM's useful minimum.
-const interval = 200 * time.Millisecond
+// tickEvery is how often a plan is made. Samples come five times a second from
+// each endpoint, but not from all at once, and what we have sent ourselves since
+// is known at any moment: a plan every 50 ms brings both to the requests 75 ms
+// earlier on average than one every 200 ms (ADR 0010).
+const tickEvery = 50 * time.Millisecond
+
+// bucket is the resolution of what is counted over seconds and of what people
+// are shown: the interval of samples.
+const bucket = 200 * time.Millisecond
 
 func (s *Server) tick(ctx context.Context) error {
-	ticker := time.NewTicker(interval)
+	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {
 		select {
@@ -319,9 +326,12 @@ func (s *Server) step(now time.Time) {
 		return
 	}
 	s.plan.Store(p)
+	if view == nil {
+		return
+	}
 	view.Plan, view.Compiled = p.Digest(), now
-	s.logChanges(s.view.Load(), &view)
-	s.view.Store(&view)
+	s.logChanges(s.view.Load(), view)
+	s.view.Store(view)
 	s.logRefusals(now)
 }
 

@@ -252,8 +252,8 @@ func TestEndsCountStreaksAndRates(t *testing.T) {
 	if o := e.own(); o.ConnectStreak != 0 || o.OOMStreak != 0 {
 		t.Errorf("a 503 ends the streak of failed connections and is no 500: %+v", o)
 	}
-	for range errorTicks {
-		e.tick()
+	for range errorBuckets {
+		e.rotate()
 	}
 	if o := e.own(); o.Errors5s != 0 || o.Attempts5s != 0 {
 		t.Errorf("5 s later: %+v", o)
@@ -403,6 +403,7 @@ func TestOutcomesReachStatesAndRows(t *testing.T) {
 	}
 	s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: "4", Attempt: 1, HeaderTime: 30 * time.Millisecond, Cause: fleet.CauseOK,
 		Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1002")}})
+	now = now.Add(bucket)
 	s.step(now)
 	rows := s.Fleet().Pools[0].Endpoints
 	if rows[0].State != "ejected" || rows[0].Why != "refused" || rows[0].Share != 0 || rows[0].Errors5s != 3 {
@@ -421,7 +422,7 @@ func TestReadingsReachShares(t *testing.T) {
 	}
 	now := time.Now()
 	for tick := range 4 {
-		now = now.Add(interval)
+		now = now.Add(bucket)
 		for port, kv := range map[uint16]float64{1001: 0.65, 1002: 0.1, 1003: 0.1} {
 			s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
 				Sample: telemetry.Sample{At: now, Known: telemetry.HasKVUsage | telemetry.HasKVTokens | telemetry.HasRunning | telemetry.HasGenerationTokens,
@@ -444,7 +445,7 @@ func TestReadingsReachShares(t *testing.T) {
 		}
 	}
 	s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}, Err: errors.New("connection refused")})
-	s.step(now.Add(interval))
+	s.step(now.Add(bucket))
 	if got := s.Fleet().Pools[0].Endpoints[0].TelemetryError; got != "connection refused" {
 		t.Errorf("telemetry error: %q", got)
 	}
@@ -459,7 +460,7 @@ func TestForeignWorkTakesRoom(t *testing.T) {
 	}
 	now := time.Now()
 	tick := func(running float64) {
-		now = now.Add(interval)
+		now = now.Add(bucket)
 		for _, port := range []uint16{1001, 1002, 1003} {
 			s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
 				Sample: telemetry.Sample{At: now, Known: telemetry.HasRunning | telemetry.HasGenerationTokens, Running: running, GenerationTokens: float64(now.UnixMilli())}})
@@ -514,7 +515,7 @@ func TestASilentServerIsAtRisk(t *testing.T) {
 	}
 	now := time.Now()
 	for range 6 {
-		now = now.Add(interval)
+		now = now.Add(bucket)
 		for _, port := range []uint16{1001, 1002, 1003} {
 			s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
 				Sample: telemetry.Sample{At: now, Known: telemetry.HasKVUsage | telemetry.HasRunning | telemetry.HasWaiting}})

@@ -2,23 +2,24 @@ package serve
 
 import (
 	"math"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
 )
 
-// summaryTicks is how many ticks a scaling signal looks back over: 5 s.
-const summaryTicks = 25
+// summaryBuckets is how many buckets a scaling signal looks back over: 5 s.
+const summaryBuckets = int(5 * time.Second / bucket)
 
-// summary is a ring of a pool's values, one a tick.
+// summary is a ring of a pool's values, one a bucket.
 type summary struct {
-	values [summaryTicks]float64
+	values [summaryBuckets]float64
 	n, at  int
 }
 
 func (s *summary) add(v float64) {
 	s.values[s.at] = v
-	s.at = (s.at + 1) % summaryTicks
-	s.n = min(s.n+1, summaryTicks)
+	s.at = (s.at + 1) % summaryBuckets
+	s.n = min(s.n+1, summaryBuckets)
 }
 
 func (s *summary) show() admin.Summary {
@@ -43,7 +44,7 @@ type scaling struct {
 	risk, allocation summary
 }
 
-// add takes one tick's endpoints; those of which nothing is known don't count.
+// add takes one bucket's endpoints; those of which nothing is known don't count.
 func (s *scaling) add(endpoints []admin.Endpoint) {
 	var risk, allocation mean
 	for i := range endpoints {

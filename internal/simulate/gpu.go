@@ -13,7 +13,7 @@ const (
 	samplePeriod = 200 * time.Millisecond
 	sampleDelay  = 50 * time.Millisecond
 	glancePeriod = 50 * time.Millisecond
-	tickPeriod   = 200 * time.Millisecond // serve's
+	tickPeriod   = 50 * time.Millisecond // serve's
 	ledgerDelay  = 50 * time.Millisecond
 )
 
