@@ -16,7 +16,7 @@ const MaxSlots = 16_384
 const NoSlot uint32 = 0
 
 // slotIdle is how long a slot must have been unused and unasked for before it
-// may be given to another endpoint. Plans are compiled every 200 ms and ask for
+// may be given to another endpoint. Plans are compiled twenty times a second and ask for
 // the slot of each of their endpoints, so no plan in use holds an idle slot.
 const slotIdle = 10 * time.Minute
 
