@@ -119,6 +119,20 @@ func (s *scoring) outcome(o fleet.Outcome) {
 // step scores every endpoint at now and returns the inputs of the next plan,
 // and once a bucket what people see of them, else nil.
 func (s *scoring) step(now time.Time) (plan.Inputs, *admin.Fleet) {
+	inputs, shown, cfg := s.score(now)
+	if shown == nil {
+		return inputs, nil
+	}
+	var agents map[string]admin.Agent
+	if s.agents != nil {
+		agents = s.agents() // not under the lock that every reading waits for
+	}
+	shown.Nodes = nodesOf(cfg, shown.Pools, agents)
+	return inputs, shown
+}
+
+// score is step without the nodes; it returns the config that it scored by.
+func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ticks++
@@ -149,18 +163,12 @@ func (s *scoring) step(now time.Time) (plan.Inputs, *admin.Fleet) {
 		}
 		verdicts = verdicts[inService:]
 	}
-	if shown == nil {
-		return inputs, nil
+	if shown != nil {
+		for _, t := range s.endpoints {
+			t.ends.rotate()
+		}
 	}
-	for _, t := range s.endpoints {
-		t.ends.rotate()
-	}
-	var agents map[string]admin.Agent
-	if s.agents != nil {
-		agents = s.agents()
-	}
-	shown.Nodes = nodesOf(s.config, shown.Pools, agents)
-	return inputs, shown
+	return inputs, shown, s.config
 }
 
 // serving is how many endpoints of a pool are not draining.
@@ -172,6 +180,20 @@ func serving(p *fleet.Pool) int {
 		}
 	}
 	return n
+}
+
+// believedShare is how much of the KV cache an estimate of sent tokens may stand
+// for. Lengths are the callers' word: bodies without tokens to match must not
+// look like a full server. The engine's own numbers have no such bound.
+const believedShare = 0.25
+
+// believable bounds an estimate of sent tokens by the size of the KV cache.
+func believable(tokens float64, w *telemetry.Window) float64 {
+	size, ok := w.Newest(telemetry.HasKVTokens)
+	if !ok {
+		return 0 // nothing to measure it by
+	}
+	return min(tokens, believedShare*size)
 }
 
 // views are the judge's inputs, pools and endpoints in the config's order. An
@@ -192,9 +214,9 @@ func (s *scoring) views(now time.Time) []scorer.PoolView {
 			v.Own.InFlight = s.ledger.InFlight(slot)
 			v.Own.MaxInFlight = p.MaxInFlight
 			t.sent.tick(now, slot, s.prompts.of(slot))
-			v.Own.ArrivedPromptTokens = t.sent.since(now.Add(-time.Second))
+			v.Own.ArrivedPromptTokens = believable(t.sent.since(now.Add(-time.Second)), &t.window)
 			if latest, ok := t.window.Latest(); ok {
-				v.Own.SentPromptTokens = t.sent.since(latest.At)
+				v.Own.SentPromptTokens = believable(t.sent.since(latest.At), &t.window)
 			}
 			v.Own.Unanswered = t.foreign.unanswered(v.Own.Attempts5s)
 			if p.Telemetry.Source != fleet.TelemetryNone {
