@@ -16,7 +16,14 @@ type prompts struct {
 	total [accesslog.MaxSlots]atomic.Int64
 }
 
+// maxPromptCounted bounds what one request adds. The length is an estimate from
+// the body's, and a body may be an image: 2 MB would count as 524,288 tokens, for
+// an endpoint that prefills some thousand. Longer prompts than this are under one
+// in a thousand in the public conversation traces.
+const maxPromptCounted fleet.Tokens = 16_384
+
 func (p *prompts) add(slot uint32, tokens fleet.Tokens) {
+	tokens = min(tokens, maxPromptCounted)
 	if slot != accesslog.NoSlot && slot < accesslog.MaxSlots && tokens > 0 {
 		p.total[slot].Add(int64(tokens))
 	}
