@@ -2,6 +2,7 @@ package serve
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -54,6 +55,10 @@ func nodesOf(cfg *fleet.Config, pools []admin.Pool, agents map[string]admin.Agen
 	return out
 }
 
+// readyAge is how young the numbers of an endpoint in drain must be for its node
+// to be ready: as young as those that an endpoint is judged by.
+const readyAge = 2 * time.Second
+
 // nodeJudgement gathers what a node's endpoints show.
 type nodeJudgement struct {
 	known, measured, pushed bool
@@ -63,7 +68,9 @@ type nodeJudgement struct {
 func (j *nodeJudgement) add(source fleet.TelemetrySource, e *admin.Endpoint) {
 	j.measured = j.measured || source != fleet.TelemetryNone
 	j.pushed = j.pushed || source == fleet.TelemetryPush
-	j.known = j.known || e.Known
+	// What drains is not judged, and may still be seen well.
+	seen := e.TelemetryAge >= 0 && e.TelemetryAge <= readyAge.Seconds()
+	j.known = j.known || e.Known || e.State == fleet.StateDraining.String() && seen
 	if gpuFaults[e.Why] {
 		j.fault = e.Why
 	}

@@ -27,6 +27,8 @@ func nodeConfig(source fleet.TelemetrySource, nodes ...string) *fleet.Config {
 
 func TestNodeIsReadyOnlyWithYoungNumbersAHealthyGPUAndItsAgent(t *testing.T) {
 	known, unknown := admin.Endpoint{Known: true, Why: "none"}, admin.Endpoint{Why: "stale"}
+	drained := admin.Endpoint{State: fleet.StateDraining.String(), TelemetryAge: 0.2}
+	silent := admin.Endpoint{State: fleet.StateDraining.String(), TelemetryAge: 9}
 	lost := admin.Endpoint{Known: true, Why: scorer.ReasonLost.String()}
 	away, here := map[string]admin.Agent{"a": {}}, map[string]admin.Agent{"a": {Connected: true}}
 	for _, c := range []struct {
@@ -40,6 +42,9 @@ func TestNodeIsReadyOnlyWithYoungNumbersAHealthyGPUAndItsAgent(t *testing.T) {
 		{"scraped and stale", fleet.TelemetryScrape, []admin.Endpoint{unknown}, nil, "stale"},
 		{"one of two is young", fleet.TelemetryScrape, []admin.Endpoint{unknown, known}, nil, ""},
 		{"one of two has lost its GPU", fleet.TelemetryScrape, []admin.Endpoint{known, lost}, nil, "lost"},
+		{"all drain and speak", fleet.TelemetryScrape, []admin.Endpoint{drained, drained}, nil, ""},
+		{"all drain and one is silent", fleet.TelemetryScrape, []admin.Endpoint{silent, drained}, nil, ""},
+		{"all drain and are silent", fleet.TelemetryScrape, []admin.Endpoint{silent}, nil, "stale"},
 		{"no telemetry is configured", fleet.TelemetryNone, []admin.Endpoint{unknown}, nil, "no_source"},
 		{"no agent has come", fleet.TelemetryPush, []admin.Endpoint{unknown}, nil, "no_agent"},
 		{"the agent went away", fleet.TelemetryPush, []admin.Endpoint{known}, away, "agent_away"},
