@@ -257,7 +257,8 @@ type endpoint struct {
 
 // Step judges all endpoints of all pools, in their order. now must not go back;
 // it is compared by its monotonic reading. The result is the caller's.
-// Endpoints and pools that are no longer in pools are forgotten.
+// Endpoints and pools that are no longer in pools are forgotten; what their
+// windows and Own tell of earlier faults is no news when they come back.
 func (j *Judge) Step(now time.Time, pools []PoolView) []Verdict {
 	j.tick++
 	n := 0
@@ -329,9 +330,25 @@ func (j *Judge) members(now time.Time, view *PoolView) (*pool, []*endpoint) {
 			v.Capacity = 1
 		}
 		e.view, e.tick = v, j.tick
+		if !ok {
+			e.adopt()
+		}
 		j.scratch = append(j.scratch, e)
 	}
 	return p, j.scratch
+}
+
+// adopt takes the faults that a new endpoint brings along as already acted upon.
+// Its window and its streaks may be older than the judge's knowledge of it, as
+// those of a server that was drained, got its GPU reset and came back: only what
+// happens from now on counts. A GPU's condition is a level and counts at once.
+func (e *endpoint) adopt() {
+	own := &e.view.Own
+	e.oomSeen, e.connectSeen, e.successes = own.OOMStreak, own.ConnectStreak, own.Successes
+	e.oomStreak = own.OOMStreak
+	if e.view.Window != nil {
+		_, e.xidSince = e.view.Window.XID()
+	}
 }
 
 // observe takes in a new sample, if there is one.
@@ -556,7 +573,8 @@ func (e *endpoint) findFaults(now time.Time, shared bool) {
 }
 
 // newXID is the XID code that appeared since the tick before, or 0. A code that
-// stood on the first page we saw may be long over, so it is no news.
+// stood on the first page we saw, or at the judge's first sight of the endpoint,
+// may be long over, so it is no news.
 func (e *endpoint) newXID() int {
 	if e.view.Window == nil {
 		return 0

@@ -292,6 +292,7 @@ func TestPoolsDoNotTouchEachOther(t *testing.T) {
 		e.window.Add(e.sample)
 		ends = append(ends, EndpointView{Address: e.address, Capacity: 1, Window: e.window})
 	}
+	judge.Step(f.now, []PoolView{view("x", ends), view("y", ends)})
 	faulty := append([]EndpointView(nil), ends...)
 	faulty[0].Own.OOMStreak = 3
 	out := judge.Step(f.now, []PoolView{view("x", faulty), view("y", ends)})

@@ -41,6 +41,7 @@ func (direct) Assess(w *telemetry.Window, _ Own, now time.Time) (Assessment, boo
 //	pool N [max=M] [notelemetry]    a new pool of endpoints a, b, c, … (always the first command)
 //	add [C]                         one more endpoint, with capacity C
 //	remove E                        takes endpoint E away
+//	drain E, undrain E              the judge no longer sees E, sees it again; its samples go on
 //	set E… key=value…               what E (or *) says from now on: risk, running, kvtokens, xid, xidevents
 //	                                (a count of them), condition (of its GPUs: ok, drain, eject, lost), and
 //	                                what we know of it: inflight, oom, refused, successes, errors, attempts
@@ -134,6 +135,7 @@ type fakeEndpoint struct {
 	sample         telemetry.Sample
 	own            Own
 	silent, frozen bool
+	drained        bool
 }
 
 func newFakePool(t *testing.T, words []string) *fakePool {
@@ -193,6 +195,12 @@ func (f *fakePool) command(words []string, out *strings.Builder) {
 			if e.name == words[1] {
 				f.members = append(f.members[:i], f.members[i+1:]...)
 				break
+			}
+		}
+	case "drain", "undrain":
+		for _, e := range f.members {
+			if e.name == words[1] {
+				e.drained = words[0] == "drain"
 			}
 		}
 	case "set":
@@ -296,14 +304,28 @@ func (f *fakePool) step() []Verdict {
 			e.sample.At = f.now
 			e.window.Add(e.sample)
 		}
-		view.Endpoints = append(view.Endpoints, EndpointView{Address: e.address, Capacity: e.capacity, Window: e.window, Own: e.own})
+		if !e.drained {
+			view.Endpoints = append(view.Endpoints, EndpointView{Address: e.address, Capacity: e.capacity, Window: e.window, Own: e.own})
+		}
 	}
 	return f.judge.Step(f.now, []PoolView{view})
 }
 
+// judged are the members that verdicts are of.
+func (f *fakePool) judged() []*fakeEndpoint {
+	var out []*fakeEndpoint
+	for _, e := range f.members {
+		if !e.drained {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
 func (f *fakePool) changes(verdicts []Verdict, show bool, out *strings.Builder) {
+	judged := f.judged()
 	for i, v := range verdicts {
-		name := f.members[i].name
+		name := judged[i].name
 		is := v.State.String() + " " + v.Reason.String()
 		if was, ok := f.last[name]; show && ok && was != is {
 			fmt.Fprintf(out, "%5.1fs  %s: %s -> %s\n", f.now.Sub(f.begin).Seconds(), name, was, is)
@@ -313,9 +335,10 @@ func (f *fakePool) changes(verdicts []Verdict, show bool, out *strings.Builder) 
 }
 
 func (f *fakePool) print(verdicts []Verdict, out *strings.Builder) {
+	judged := f.judged()
 	for i, v := range verdicts {
 		fmt.Fprintf(out, "%5.1fs  %s  %-9s %-9s risk %.2f smoothed %.2f weight %.3f", f.now.Sub(f.begin).Seconds(),
-			f.members[i].name, v.State, v.Reason, v.Risk, v.Smoothed, v.Weight)
+			judged[i].name, v.State, v.Reason, v.Risk, v.Smoothed, v.Weight)
 		if v.KVFree >= 0 {
 			fmt.Fprintf(out, " kvfree %d", v.KVFree)
 		}

@@ -511,6 +511,7 @@ func ghostEndpoint(t *testing.T) {
 	})
 
 	p := newPool(3)
+	p.step()
 	p.endpoints[2].Own.ConnectStreak = 3
 	if v := p.pass(2 * time.Second)[2]; v.State != fleet.StateEjected {
 		t.Fatalf("%+v", v)
