@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"math"
 	"net/http/httptest"
 	"net/netip"
@@ -205,5 +206,30 @@ func feed(t *testing.T, s *Server) {
 		}
 		s.step(now)
 		now = now.Add(bucket)
+	}
+}
+
+// A GPU page that answers does not hide why the model server's page fails.
+func TestEnginesErrorStaysWhileTheGPUsPageAnswers(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := s.config.Load().Pools[0].Endpoints[0]
+	key := fleet.EndpointKey{Pool: "gpu", Address: e.Address}
+	now := time.Now()
+	show := func(r telemetry.Reading) string {
+		r.Endpoint = key
+		s.scoring.read(r)
+		now = now.Add(bucket)
+		s.step(now)
+		return s.Fleet().Pools[0].Endpoints[0].TelemetryError
+	}
+	show(telemetry.Reading{Err: errors.New("status 500, want 200")})
+	if got := show(telemetry.Reading{Sample: telemetry.Sample{At: now, Known: telemetry.HasGPUUtil}}); !strings.Contains(got, "status 500") {
+		t.Errorf("after a GPU reading the error is %q", got)
+	}
+	if got := show(telemetry.Reading{Sample: telemetry.Sample{At: now, Known: telemetry.HasRunning}}); got != "" {
+		t.Errorf("after an engine reading the error is %q", got)
 	}
 }

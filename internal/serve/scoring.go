@@ -36,7 +36,7 @@ type scoring struct {
 	endpoints map[fleet.EndpointKey]*tracker
 	scaling   map[string]*scaling // by pool
 	ticks     uint64
-	bucketed  time.Time // when the last bucket began
+	bucketed  time.Time // when the last bucket began, on the grid of buckets
 }
 
 // tracker is what is known of one endpoint.
@@ -97,7 +97,9 @@ func (s *scoring) read(r telemetry.Reading) {
 		t.lastErr = r.Err.Error() // the missing sample ages the endpoint
 		return
 	}
-	t.lastErr = ""
+	if r.Sample.Known.HasEngine() { // the GPU's numbers alone don't mend the engine's page
+		t.lastErr = ""
+	}
 	if len(s.readings) >= maxReadings {
 		s.readings = s.readings[1:]
 	}
@@ -150,8 +152,7 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 	verdicts := s.judge.Step(now, s.views(now))
 	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config, s.byHand)}
 	var shown *admin.Fleet
-	if s.bucketed.IsZero() || now.Sub(s.bucketed) >= bucket {
-		s.bucketed = now
+	if s.bucketEnds(now) {
 		shown = &admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name(), Model: s.model.digest}
 	}
 	for i := range s.config.Pools {
@@ -169,6 +170,22 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 		}
 	}
 	return inputs, shown, s.config
+}
+
+// bucketEnds reports whether the tick at now ends a bucket and begins the next.
+// Buckets lie on a grid, and a tick that is early by less than half a tick's time
+// is the one that was due: ticks that jitter would else stretch every bucket to
+// the tick after. After a pause of two buckets or more the grid begins anew.
+func (s *scoring) bucketEnds(now time.Time) bool {
+	switch passed := now.Sub(s.bucketed); {
+	case s.bucketed.IsZero() || passed >= 2*bucket:
+		s.bucketed = now
+	case passed >= bucket-tickEvery/2:
+		s.bucketed = s.bucketed.Add(bucket)
+	default:
+		return false
+	}
+	return true
 }
 
 // serving is how many endpoints of a pool are not draining.

@@ -285,13 +285,17 @@ func (s *Scraper) pollEngine(ctx context.Context, w *worker) {
 	s.poll(ctx, w.target, w.target.EngineURL, func() error {
 		err := p.fetch(ctx, w.target.Interval)
 		sample, steps := telemetry.Sample{At: time.Now()}, w.steps
-		if err != nil {
-			w.send(ctx, telemetry.Sample{}, err)
-		} else {
+		if err == nil {
 			read := readEngine(p.buf)
 			s.count(read.stats, read.rejected)
 			read.fill(&sample)
 			steps = read.steps()
+			if !sample.Known.HasEngine() {
+				err = fmt.Errorf("scrape %s: %w", w.target.EngineURL, errNothingKnown)
+			}
+		}
+		if err != nil {
+			w.send(ctx, telemetry.Sample{}, err)
 		}
 		w.addGPU(&sample)
 		if err != nil && sample.Known == 0 {
@@ -308,6 +312,10 @@ func (s *Scraper) pollEngine(ctx context.Context, w *worker) {
 		return err
 	})
 }
+
+// errNothingKnown is of a page that answers and says nothing: another program's,
+// an engine that is starting, or numbers that can't be true.
+var errNothingKnown = errors.New("no usable number of a model server on the page")
 
 // pollGPU polls the GPU page and keeps what it said for the next reading.
 func (s *Scraper) pollGPU(ctx context.Context, w *worker) {
