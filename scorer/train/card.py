@@ -75,9 +75,11 @@ def tables(report):
     return "\n".join(out) + "\n"
 
 
-def update(path, text):
-    """Replaces the measured part of the card and leaves the rest alone."""
+def updated(path, text):
+    """The card with its measured part replaced and the rest as it was."""
     old = path.read_text() if path.exists() else f"# Model card\n\n{BEGIN}\n{END}\n"
+    if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
+        raise SystemExit(f"{path}: accepted: a card with one line {BEGIN!r} and after it one {END!r}")
     before, rest = old.split(BEGIN)
     _, after = rest.split(END)
-    path.write_text(before + BEGIN + "\n" + text + END + after)
+    return before + BEGIN + "\n" + text + END + after

@@ -6,9 +6,11 @@ import json
 import pathlib
 import tempfile
 import unittest
+import unittest.mock
 
 import numpy as np
 
+import card
 import fit
 import recording
 import train
@@ -31,7 +33,8 @@ def gpu(rng, ticks):
     return x, np.column_stack([ahead(1), ahead(5), now, onset]).astype("<f4"), kv
 
 
-def write(directory, seed=1):
+def write(directory, seed=1, calm=None):
+    """calm is a split whose GPUs have no gap."""
     rng = np.random.default_rng(seed)
     rows, runs = [], []
     for split, scenario, n in SPLITS:
@@ -39,6 +42,8 @@ def write(directory, seed=1):
             first = sum(len(r) for r in rows)
             for g in range(3):
                 x, labels, kv = gpu(rng, 600)
+                if split == calm:
+                    labels[:, :3], labels[:, 3] = 0, 1
                 kind = 1 if split == "heldout-gpu" else 0
                 ids = np.tile([len(runs), 0, 1, g, kind], (600, 1))
                 rest = np.column_stack([np.arange(600) * 0.2, np.clip(kv, 0, 1), np.full(600, 0.5)])
@@ -72,9 +77,51 @@ class Training(unittest.TestCase):
                 area = report["results"][name]["horizons"]["1 s"]
                 self.assertGreater(area["xgb"]["auc_pr"]["value"], 0.6)
                 self.assertLess(area["util>95%"]["auc_pr"]["value"], 0.2)
+                missing = report["results"][name]["sources_missing"]
+                self.assertEqual(missing["none"], area["xgb"]["auc_pr"]["value"])
+                self.assertLess(missing["engine"], missing["none"] / 2)
             self.assertIn(b"fairlead_schema", one["model.ubj"])
             self.assertIn(b"cafe", one["model.ubj"])
             self.assertIn("Test: unseen GPU types", one["card.md"].decode())
+
+    def test_a_set_without_gaps_is_refused_and_nothing_written(self):
+        for name in train.SETS.values():
+            with tempfile.TemporaryDirectory() as d:
+                directory = pathlib.Path(d)
+                write(directory, calm=name)
+                with self.assertRaisesRegex(SystemExit, f"no tick that a gap follows within 200 ms .* runs for '{name}'"):
+                    self.run_train(directory, "out")
+                self.assertEqual(list((directory / "out").iterdir()), [])
+
+    def test_a_failure_after_the_fit_writes_nothing(self):
+        with tempfile.TemporaryDirectory() as d:
+            directory = pathlib.Path(d)
+            write(directory)
+            with unittest.mock.patch.object(train, "verdict", side_effect=TypeError), self.assertRaises(TypeError):
+                self.run_train(directory, "out")
+            self.assertEqual(list((directory / "out").iterdir()), [])
+
+    def test_outputs_are_all_written_or_none(self):
+        with tempfile.TemporaryDirectory() as d:
+            directory = pathlib.Path(d)
+            model = directory / "model.ubj"
+            model.write_bytes(b"old")
+            with self.assertRaises(FileNotFoundError):
+                train.write_all({model: b"new", directory / "none" / "card.md": b"new"})
+            with self.assertRaises(SystemExit):
+                train.write_all({model: b"new", directory: b"new"})
+            self.assertEqual(model.read_bytes(), b"old")
+            train.write_all({model: b"new", directory / "card.md": b"new"})
+            self.assertEqual({f.name: f.read_bytes() for f in directory.iterdir()}, {"model.ubj": b"new", "card.md": b"new"})
+
+    def test_a_card_keeps_what_was_written_by_hand(self):
+        with tempfile.TemporaryDirectory() as d:
+            path = pathlib.Path(d) / "card.md"
+            path.write_text(f"by hand\n{card.BEGIN}\nold\n{card.END}\nafter\n")
+            self.assertEqual(card.updated(path, "new\n"), f"by hand\n{card.BEGIN}\nnew\n{card.END}\nafter\n")
+            path.write_text("by hand\n")
+            with self.assertRaises(SystemExit):
+                card.updated(path, "new\n")
 
     def test_the_recording_is_read_as_written(self):
         with tempfile.TemporaryDirectory() as d:

@@ -16,6 +16,7 @@ scenarios and GPU types occur in none of these.
 import argparse
 import gzip
 import hashlib
+import io
 import json
 import pathlib
 import sys
@@ -69,10 +70,17 @@ TESTS = tuple(SETS)[2:]
 
 
 def split(series):
+    """The sets by name. Each needs onsets to predict within each horizon: without
+    them there is nothing to learn, stop at or measure."""
     sets = {name: [s for s in series if s.split == of] for name, of in SETS.items()}
     for name, members in sets.items():
         if not members:
             sys.exit(f"the recording has no run for {SETS[name]!r}")
+        for horizon, label in evaluate.HORIZONS.items():
+            if not fit.rows(members, label, onset_only=True)[1].any():
+                sys.exit(f"the recording has no tick that a gap follows within {horizon} (with none in the second before) in its "
+                         f"{len({s.run for s in members})} runs for {SETS[name]!r}; accepted: at least one in each set; "
+                         "record more or longer runs (--record-small is too small)")
     seen = {s.gpu_type for s in sets["train"]}
     if seen & {s.gpu_type for s in sets["unseen GPU types"]}:
         sys.exit("a GPU type that should be unseen is in the training runs")
@@ -105,26 +113,53 @@ def verdict(results):
     return dict(wins=not against, against=against)
 
 
+def probability(booster, x, names):
+    return 1 / (1 + np.exp(-fit.margins(booster, x, names).astype(float)))
+
+
 def with_sources_missing(booster, names, series):
-    """AUC-PR of the model on onsets when whole sources say nothing."""
-    x, y = fit.rows(series, TARGET, onset_only=True)
+    """AUC-PR of the model at the target horizon when whole sources say nothing.
+    It is counted as the tables count it, so that with none missing it is theirs."""
     out = {}
     for source, gone in (("none", ()), ("GPU", fit.GPU), ("engine", fit.ENGINE), ("GPU and engine", fit.GPU + fit.ENGINE)):
-        blind = x.copy()
-        blind[:, [names.index(n) for n in gone]] = np.nan
-        m = fit.margins(booster, blind, names)
-        out[source] = metrics.average_precision(*metrics.histogram(m, y, metrics.score_edges(m)))
+        scores = {}
+        for s in series:
+            blind = s.x.copy()
+            blind[:, [names.index(n) for n in gone]] = np.nan
+            scores[id(s)] = probability(booster, blind, names)
+        counts = evaluate.ranked([series], evaluate.Score(source, lambda s: scores[id(s)], EJECT), TARGET, 0.0)
+        out[source] = evaluate.rank_measures(counts, [1])["auc_pr"]
     return out
 
 
-def write_golden(path, booster, names, series):
-    """Rows of every sort, each with its margin: what the evaluator must repeat."""
+def golden(booster, names, series):
+    """Rows of every sort, each with its margin: what the evaluator must repeat.
+    Gzipped float32."""
     x = np.concatenate([s.x for s in series])
     x = x[np.linspace(0, len(x) - 1, GOLDEN_ROWS).astype(int)]
     x = np.concatenate([x, fit.drop_out(x, names, np.random.default_rng(fit.SEED))])
     rows = np.column_stack([x, fit.margins(booster, x, names)]).astype("<f4")
-    with open(path, "wb") as f, gzip.GzipFile("", "wb", 9, f, mtime=0) as z:
+    out = io.BytesIO()
+    with gzip.GzipFile("", "wb", 9, out, mtime=0) as z:
         z.write(rows.tobytes())
+    return out.getvalue()
+
+
+def write_all(files):
+    """Writes files (bytes by path), all or none: each is complete beside its
+    place before the first takes its place."""
+    for path in files:
+        if path.is_dir():
+            sys.exit(f"{path} is a folder; accepted: a file")
+    beside = {path: path.with_name(path.name + ".new") for path in files}
+    try:
+        for path, data in files.items():
+            beside[path].write_bytes(data)
+        for path in files:
+            beside[path].replace(path)
+    finally:
+        for path in beside.values():
+            path.unlink(missing_ok=True)
 
 
 def main(arguments=None):
@@ -150,12 +185,9 @@ def main(arguments=None):
     constrained = variants[True][0] >= variants[False][0] - CONSTRAINT_PRICE
     booster = variants[constrained][1]
     data = fit.document(booster, {"fairlead_schema": rec.schema, "target": TARGET, "recording": rec.digest})
-    a.model.write_bytes(data)
-    if a.golden:
-        write_golden(a.golden, booster, rec.features, sets["validation"])
 
     for s in rec.series:
-        s.helper["model"] = 1 / (1 + np.exp(-fit.margins(booster, s.x, rec.features).astype(float)))
+        s.helper["model"] = probability(booster, s.x, rec.features)
     climates = {h: float(np.mean(fit.rows(sets["train"], h, onset_only=True)[1])) for h in evaluate.HORIZONS.values()}
     matched = evaluate.match(sets["validation"], SCORES, BUDGETS)
     results = {name: evaluate.compare(sets[name], SCORES, climates, matched, fit.SEED)
@@ -171,12 +203,17 @@ def main(arguments=None):
             k: dict(runs=len({s.run for s in v}), rows=sum(len(s.gap) for s in v), scenarios=sorted({s.scenario for s in v}),
                     types=sorted({s.gpu_type for s in v}), policies=sorted({s.policy for s in v})) for k, v in sets.items()}),
         results=results, verdict=verdict(results))
-    if a.metrics:
-        a.metrics.write_text(json.dumps(report, indent=1) + "\n")
     text = card.tables(report)
-    print(text)
+    # A model without its card and numbers says nothing of what it is worth.
+    files = {a.model: data}
+    if a.golden:
+        files[a.golden] = golden(booster, rec.features, sets["validation"])
+    if a.metrics:
+        files[a.metrics] = (json.dumps(report, indent=1, allow_nan=False) + "\n").encode()
     if a.card:
-        card.update(a.card, text)
+        files[a.card] = card.updated(a.card, text).encode()
+    write_all(files)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 package xgb
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -77,6 +80,45 @@ func TestTrainingDropsWholeSources(t *testing.T) {
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %v; scorer/features says %v", name, got, want)
+		}
+	}
+}
+
+// TestCardAndMetricsAreOfTheShippedModel: numbers of another model would be a
+// lie.
+func TestCardAndMetricsAreOfTheShippedModel(t *testing.T) {
+	digest := fmt.Sprintf("%x", sha256.Sum256(shipped))
+	if m, err := Shipped(); err != nil || m.Info().Digest != digest {
+		t.Errorf("the model's digest is %s, the file's %s (%v)", m.Info().Digest, digest, err)
+	}
+	text, err := os.ReadFile("metrics.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report struct {
+		Model struct {
+			SHA256 string `json:"sha256"`
+			Bytes  int    `json:"bytes"`
+		} `json:"model"`
+		Data struct {
+			Digest string `json:"digest"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(text, &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Model.SHA256 != digest || report.Model.Bytes != len(shipped) {
+		t.Errorf("metrics.json is of a model of %d bytes with SHA-256 %s; model.ubj has %d and %s",
+			report.Model.Bytes, report.Model.SHA256, len(shipped), digest)
+	}
+	card, err := os.ReadFile("MODEL_CARD.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, want := range map[string]string{"SHA-256": digest, "digest": report.Data.Digest} {
+		found := regexp.MustCompile(what+" `([0-9a-f]{64})`").FindAllSubmatch(card, -1)
+		if len(found) != 1 || string(found[0][1]) != want {
+			t.Errorf("MODEL_CARD.md has %d times the word %s with a digest (%s); want once, with %s", len(found), what, found, want)
 		}
 	}
 }
