@@ -85,6 +85,7 @@ type Agent struct {
 	engines []engine
 	gpu     telemetry.GPUFrame // the newest one, with or without numbers
 	gpuAt   time.Time          // of the newest one with numbers
+	silent  bool               // every GPU has said nothing for a while
 	assign  *assignments
 	counts  Counts
 	looked  time.Time         // when discovery was last asked
@@ -265,9 +266,32 @@ func (a *Agent) takeGPUs(f telemetry.GPUFrame) {
 	if before.Err != nil || before.At.IsZero() {
 		a.o.Log.Info("GPUs are read", "gpus", len(f.GPUs), "epoch", f.Epoch)
 	}
-	a.gpuAt = f.At
+	if speak(f.GPUs) {
+		if a.silent {
+			a.o.Log.Info("GPUs speak again")
+		}
+		a.gpuAt, a.silent = f.At, false
+	} else if !a.silent && f.At.Sub(a.gpuAt) > a.silentAfter() {
+		a.silent = true
+		a.o.Log.Warn("GPUs are silent", "error", errSilent)
+	}
 	a.nameProcesses(f)
 	a.assign.gpusAre(f.At, f.GPUs)
+}
+
+// errSilent is of GPUs that are read and say nothing, as behind a host engine
+// that samples no more: it answers with the numbers that it has.
+const errSilent = "every GPU is silent: blank values, or numbers that stand still"
+
+// speak reports whether any GPU says anything; one that is lost says that. A node
+// without GPUs has nothing to say.
+func speak(gpus []telemetry.GPU) bool {
+	for i := range gpus {
+		if gpus[i].Known != 0 || gpus[i].Lost {
+			return true
+		}
+	}
+	return len(gpus) == 0
 }
 
 // nameProcesses notes since when each process has been named.
@@ -321,6 +345,8 @@ func (a *Agent) gpuTrouble(now time.Time) string {
 		return "GPUs were not read yet"
 	case now.Sub(a.gpu.At) > a.silentAfter():
 		return "the GPUs' source is silent"
+	case a.silent:
+		return errSilent
 	}
 	return ""
 }

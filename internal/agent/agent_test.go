@@ -253,6 +253,46 @@ func TestGPUErrorLeavesGPUFieldsUnknown(t *testing.T) {
 	})
 }
 
+// A host engine that samples no more answers for ever; its GPUs then know
+// nothing, without any error.
+func TestGPUsThatSayNothingAreTrouble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil)
+		b.gpus <- gpuFrame()
+		b.wait(200 * time.Millisecond)
+		silent := func() telemetry.GPUFrame {
+			f := gpuFrame()
+			for i := range f.GPUs {
+				f.GPUs[i].Known = 0
+			}
+			return f
+		}
+		for range 15 {
+			b.gpus <- silent()
+			b.read(first, engineSample(), nil)
+			b.wait(200 * time.Millisecond)
+		}
+		if f := b.newest(t); f.Err != errSilent || f.Endpoints[0].Sample.KVUsage != 0.5 {
+			t.Errorf("frame %+v", f)
+		}
+		if n := strings.Count(b.logged(), errSilent); n != 1 {
+			t.Errorf("logged %d times, want once", n)
+		}
+		lost := silent()
+		lost.GPUs[0].Lost = true
+		b.gpus <- lost
+		b.wait(200 * time.Millisecond)
+		if f := b.newest(t); f.Err != "" || f.Endpoints[0].Sample.Condition != telemetry.ConditionLost {
+			t.Errorf("a lost GPU says something: %+v", f)
+		}
+		b.gpus <- gpuFrame()
+		b.wait(200 * time.Millisecond)
+		if f := b.newest(t); f.Err != "" || !strings.Contains(b.logged(), "GPUs speak again") {
+			t.Errorf("afterwards: %+v", f)
+		}
+	})
+}
+
 // logged stops the agent and returns its log.
 func (b *bench) logged() string {
 	synctest.Wait()

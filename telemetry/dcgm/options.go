@@ -11,7 +11,7 @@ import (
 )
 
 // ErrNotBuilt is what New returns in a binary built without the tag dcgm.
-var ErrNotBuilt = errors.New("this binary was built without DCGM; build with: CGO_ENABLED=1 go build -tags dcgm ./cmd/fairlead")
+var ErrNotBuilt = errors.New("this binary was built without DCGM; build with: CGO_ENABLED=1 go build -tags dcgm -ldflags=-extldflags=-Wl,-z,lazy ./cmd/fairlead")
 
 // ErrSlow is in a frame's Err while a DCGM call takes longer than the deadline.
 var ErrSlow = errors.New("engine slow")
