@@ -55,7 +55,9 @@ type Client struct {
 	mu    sync.Mutex
 	queue []Frame // oldest first, at most o.Queue
 	stats ClientStats
-	wake  chan struct{} // has room for one: the queue may hold something
+	// refusal is why the newest answered frame was refused, "" if it was not.
+	refusal string
+	wake    chan struct{} // has room for one: the queue may hold something
 	// sequence counts the frames written, over all streams. Only Run's goroutine
 	// uses it.
 	sequence uint64
@@ -316,11 +318,14 @@ func (c *Client) answered(ack *pushv1.Ack, frames int) {
 		refused = append(refused, Refusal{Endpoint: clip(r.GetAddress()), Reason: clip(r.GetReason())})
 	}
 	c.mu.Lock()
-	began := !c.stats.Connected
+	refusal := clip(ack.GetError())
+	began := !c.stats.Connected && refusal == ""
+	news := refusal != c.refusal
+	c.refusal = refusal
 	changed := !slices.Equal(refused, c.stats.Refused)
 	c.stats.Answered += uint64(frames)
-	c.stats.Connected = true
 	if began {
+		c.stats.Connected = true
 		c.stats.Connects++
 	}
 	c.stats.Refused = refused
@@ -328,8 +333,8 @@ func (c *Client) answered(ack *pushv1.Ack, frames int) {
 	if began {
 		c.o.Log.Info("telemetry is being delivered", "to", c.o.Target.String(), "node", c.o.Node)
 	}
-	if ack.GetError() != "" {
-		c.o.Log.Warn("frame was refused", "reason", clip(ack.GetError()))
+	if refusal != "" && news {
+		c.o.Log.Warn("frame was refused", "reason", refusal)
 	}
 	if changed && len(refused) > 0 {
 		c.o.Log.Warn("endpoints are refused", "refused", refused, "more", ack.GetMore())

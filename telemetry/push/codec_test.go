@@ -1,6 +1,7 @@
 package push
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -482,6 +483,14 @@ func TestHostileFramesAreRefused(t *testing.T) {
 		}
 		return inventory
 	}
+	wide := &pushv1.Inventory{}
+	for i := range maxGPUs {
+		wide.Items = append(wide.Items, &pushv1.Inventory_Item{Id: fmt.Sprintf("%0*d", maxName, i)})
+	}
+	var many []*pushv1.Endpoint
+	for range maxEndpoints {
+		many = append(many, &pushv1.Endpoint{Gpus: make([]uint32, 10)})
+	}
 	for name, x := range map[string]struct {
 		m    *pushv1.Frame
 		want string
@@ -494,6 +503,8 @@ func TestHostileFramesAreRefused(t *testing.T) {
 		"GPU twice":            {&pushv1.Frame{Sequence: 6, Inventory: items("a", "a")}, "a is twice there"},
 		"GPU without id":       {&pushv1.Frame{Sequence: 6, Inventory: items("")}, "id: is missing"},
 		"GPU with newline":     {&pushv1.Frame{Sequence: 6, Inventory: items("a\nb")}, "not printable"},
+		"names over budget":    {&pushv1.Frame{Sequence: 6, Inventory: wide}, "names of 64768 bytes, accepted: up to 32768"},
+		"too many references":  {&pushv1.Frame{Sequence: 6, Endpoints: many}, "endpoints on 1280 GPUs in all, accepted: up to 1024"},
 		"inventory over limit": {&pushv1.Frame{Sequence: 6, Inventory: items(make([]string, maxGPUs+1)...)}, "257 GPUs"},
 	} {
 		t.Run(name, func(t *testing.T) {

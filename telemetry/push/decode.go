@@ -20,7 +20,13 @@ const (
 	maxEndpoints = 128
 	maxGPUs      = 256
 	maxName      = 253 // bytes of a node's name, a GPU's id, profile or model
-	maxAge       = time.Hour
+	// maxInventory bounds the bytes of the GPUs' names, which are kept with every
+	// node: 128 for each of maxGPUs; a MIG device of an H200 takes about 85.
+	maxInventory = 32 << 10
+	// maxReferences bounds how many GPUs the endpoints of a frame are on, all
+	// together: one byte on the wire is 16 in memory.
+	maxReferences = 8 * maxEndpoints
+	maxAge        = time.Hour
 	// maxMessage bounds a frame on the wire. A row costs at most 150 bytes
 	// without texts and lists.
 	maxMessage = 128 << 10
@@ -104,6 +110,13 @@ func (d *decoder) head(m *pushv1.Frame) error {
 	case len(m.GetGpus()) > maxGPUs:
 		return fmt.Errorf("%d GPUs, accepted: up to %d", len(m.GetGpus()), maxGPUs)
 	}
+	references := 0
+	for _, e := range m.GetEndpoints() {
+		references += len(e.GetGpus())
+	}
+	if references > maxReferences {
+		return fmt.Errorf("endpoints on %d GPUs in all, accepted: up to %d", references, maxReferences)
+	}
 	if d.node == "" {
 		if err := checkName(m.GetNode()); err != nil {
 			return fmt.Errorf("node: %w", err)
@@ -127,6 +140,13 @@ func decodeInventory(m *pushv1.Inventory) ([]names, error) {
 		return nil, fmt.Errorf("%d GPUs, accepted: up to %d", len(m.GetItems()), maxGPUs)
 	}
 	inventory := make([]names, 0, len(m.GetItems()))
+	size := 0
+	for _, item := range m.GetItems() {
+		size += len(item.GetId()) + len(item.GetProfile()) + len(item.GetModel())
+	}
+	if size > maxInventory {
+		return nil, fmt.Errorf("names of %d bytes, accepted: up to %d", size, maxInventory)
+	}
 	seen := make(map[string]bool, len(m.GetItems()))
 	for _, item := range m.GetItems() {
 		id := item.GetId()

@@ -23,8 +23,6 @@ import (
 )
 
 const (
-	// maxNodes bounds the nodes remembered, connected ones included.
-	maxNodes = 4096
 	// remembered is how long a node that left is shown.
 	remembered = 10 * time.Minute
 	// claimTime is how long an endpoint without a configured node belongs to the
@@ -59,6 +57,7 @@ type Counters struct {
 	Refused         uint64 // endpoints of frames that were not taken
 	Rejected        uint64 // values that could not be true, or are not known here
 	Dropped         uint64 // frames that agents say they dropped
+	UnknownNodes    uint64 // frames of nodes that the configuration doesn't name; FramesRefused has them too
 }
 
 // Node is what is known of an agent.
@@ -93,15 +92,16 @@ type NodeEndpoint struct {
 type Server struct {
 	o       ServerOptions
 	targets atomic.Pointer[map[netip.AddrPort][]target]
+	roster  atomic.Pointer[roster]
 	counts  struct {
-		streams, streamsRefused, streamsReplaced, frames, framesRefused, readings, refused, rejected, dropped atomic.Uint64
+		streams, streamsRefused, streamsReplaced, frames, framesRefused, readings, refused, rejected, dropped, unknownNodes atomic.Uint64
 	}
 
 	// frames holds *received that no stream uses now.
 	frames sync.Pool
 
 	mu     sync.Mutex
-	nodes  map[string]*node // at most maxNodes
+	nodes  map[string]*node // those that the roster names, and at most maxUnnamed others
 	warned time.Time
 }
 
@@ -131,10 +131,15 @@ type node struct {
 	// streams counts those that began and did not end, replaced ones included;
 	// Server.mu guards it.
 	streams int
+	// gone is set when the configuration stops naming it.
+	gone atomic.Bool
 
 	mu    sync.Mutex
 	shown Node // Age aside
-	seen  time.Time
+	// lent says that callers of Nodes hold the slices of shown: they are replaced
+	// then, not written.
+	lent bool
+	seen time.Time
 }
 
 // NewServer returns a server that knows no endpoint; it starts nothing.
@@ -148,11 +153,13 @@ func NewServer(o ServerOptions) *Server {
 	s := &Server{o: o, nodes: map[string]*node{}}
 	s.frames.New = func() any { return &received{} }
 	s.targets.Store(&map[netip.AddrPort][]target{})
+	s.roster.Store(&roster{})
 	return s
 }
 
-// SetPools says which endpoints exist: those of pools whose telemetry is pushed.
-// A frame that is being taken may still reach an endpoint that is gone.
+// SetPools says which endpoints exist: those of pools whose telemetry is pushed,
+// and with them which nodes may speak. A frame that is being taken may still
+// reach an endpoint that is gone.
 func (s *Server) SetPools(pools []fleet.Pool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,6 +183,7 @@ func (s *Server) SetPools(pools []fleet.Pool) {
 		}
 	}
 	s.targets.Store(&targets)
+	s.setRoster(rosterOf(pools, s.o.RequireIdentity))
 }
 
 // Register adds the service to a gRPC server.
@@ -208,16 +216,18 @@ func (s *Server) Counters() Counters {
 	return Counters{
 		Streams: c.streams.Load(), StreamsRefused: c.streamsRefused.Load(), StreamsReplaced: c.streamsReplaced.Load(),
 		Frames: c.frames.Load(), FramesRefused: c.framesRefused.Load(), Readings: c.readings.Load(),
-		Refused: c.refused.Load(), Rejected: c.rejected.Load(), Dropped: c.dropped.Load(),
+		Refused: c.refused.Load(), Rejected: c.rejected.Load(), Dropped: c.dropped.Load(), UnknownNodes: c.unknownNodes.Load(),
 	}
 }
 
 // Nodes returns the agents by name: those connected, and for ten minutes those
-// that left; at most 4,096.
+// that left. They are nodes that the configuration names, and where it has
+// endpoints without a node at most 64 others. Callers share the slices in it and
+// must not write to them: that makes it cheap enough for every few ticks.
 func (s *Server) Nodes() []Node {
 	now := s.o.Now()
 	s.mu.Lock()
-	s.prune(now, false)
+	s.prune(now)
 	nodes := make([]*node, 0, len(s.nodes))
 	for _, n := range s.nodes {
 		nodes = append(nodes, n)
@@ -234,32 +244,34 @@ func (s *Server) Nodes() []Node {
 func (n *node) copy(now time.Time) Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.lent = true
 	shown := n.shown
 	shown.Age = max(0, now.Sub(n.seen))
-	shown.Refused = slices.Clone(shown.Refused)
-	shown.Endpoints = slices.Clone(shown.Endpoints)
-	shown.GPUs = slices.Clone(shown.GPUs)
 	return shown
 }
 
-// prune forgets nodes that left long ago, and if need be the one that left
-// first. The caller holds s.mu.
-func (s *Server) prune(now time.Time, room bool) {
+// prune forgets nodes that left long ago. The caller holds s.mu.
+func (s *Server) prune(now time.Time) {
+	for name, n := range s.nodes {
+		if n.streams == 0 && now.Sub(n.lastSeen()) > remembered {
+			delete(s.nodes, name)
+		}
+	}
+}
+
+// makeRoom forgets the unnamed node that left first, if any left. The caller
+// holds s.mu.
+func (s *Server) makeRoom(k *roster) {
 	oldest, at := "", time.Time{}
 	for name, n := range s.nodes {
-		if n.streams > 0 {
+		if n.streams > 0 || k.names(name) {
 			continue
 		}
-		seen := n.lastSeen()
-		if now.Sub(seen) > remembered {
-			delete(s.nodes, name)
-		} else if oldest == "" || seen.Before(at) {
+		if seen := n.lastSeen(); oldest == "" || seen.Before(at) {
 			oldest, at = name, seen
 		}
 	}
-	if room && len(s.nodes) >= maxNodes {
-		delete(s.nodes, oldest)
-	}
+	delete(s.nodes, oldest)
 }
 
 func (n *node) lastSeen() time.Time {
@@ -268,21 +280,25 @@ func (n *node) lastSeen() time.Time {
 	return n.seen
 }
 
-var errTooManyNodes = fmt.Errorf("%d nodes are known already", maxNodes)
+var errTooManyNodes = fmt.Errorf("%d nodes that the configuration does not name are there already", maxUnnamed)
 
-// enter finds or makes a node and keeps it from being forgotten until the
-// stream ends.
+// enter finds or makes a node and keeps it until the stream ends, or the
+// configuration names it no more.
 func (s *Server) enter(name string) (*node, error) {
 	now := s.o.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	k := s.roster.Load()
+	if !k.admits(name) {
+		return nil, errNotNamed(name)
+	}
 	n := s.nodes[name]
 	if n == nil {
-		if len(s.nodes) >= maxNodes {
-			s.prune(now, true)
-		}
-		if len(s.nodes) >= maxNodes {
-			return nil, errTooManyNodes
+		if !k.names(name) && s.unnamed(k) >= maxUnnamed {
+			s.makeRoom(k)
+			if s.unnamed(k) >= maxUnnamed {
+				return nil, errTooManyNodes
+			}
 		}
 		n = &node{shown: Node{Name: name}, seen: now}
 		s.nodes[name] = n
@@ -353,6 +369,9 @@ type receiver struct {
 	identity *identity
 	decoder  decoder
 	node     *node // nil before the first frame
+	// stranger is the name of a node that is not known, "" if it is.
+	stranger      string
+	strangeFrames int
 }
 
 // end takes the turn from r, if r still has it.
@@ -381,6 +400,9 @@ func (r *receiver) take(m *pushv1.Frame) (*pushv1.Ack, error) {
 	if err := r.identity.valid(now); err != nil {
 		return nil, s.refuseStream(codes.Unauthenticated, err)
 	}
+	if r.strange(m) {
+		return r.refuseStranger(m)
+	}
 	f := s.frames.Get().(*received)
 	defer s.frames.Put(f)
 	ack := &pushv1.Ack{Sequence: m.GetSequence()}
@@ -402,6 +424,9 @@ func (r *receiver) take(m *pushv1.Frame) (*pushv1.Ack, error) {
 	defer r.node.turn.Unlock()
 	if r.node.current != r {
 		return nil, status.Error(codes.Aborted, "a newer stream of this node began")
+	}
+	if r.node.gone.Load() {
+		return nil, status.Error(codes.Aborted, "the configuration has stopped naming this node")
 	}
 	refused := r.deliver(f, now)
 	r.note(f, now, refused)
@@ -546,8 +571,11 @@ func (r *receiver) note(f *received, now time.Time, refused []*pushv1.Refusal) {
 	shown.Epoch, shown.Interval, shown.Dropped, shown.Err = f.Epoch, f.interval, f.dropped, f.Err
 	shown.Frames++
 	shown.Rejected += uint64(f.rejected)
+	if n.lent {
+		shown.GPUs, shown.Endpoints, shown.Refused, n.lent = nil, nil, nil, false
+	}
 	shown.GPUs = append(shown.GPUs[:0], f.GPUs...)
-	shown.Endpoints = shown.Endpoints[:0]
+	shown.Endpoints = slices.Grow(shown.Endpoints[:0], len(f.Endpoints))
 	for i := range f.Endpoints {
 		u := &f.Endpoints[i]
 		shown.Endpoints = append(shown.Endpoints, NodeEndpoint{u.Endpoint, u.GPUs, u.Err})

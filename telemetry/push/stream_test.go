@@ -338,6 +338,7 @@ func TestMessageOverTheLimitEndsTheStream(t *testing.T) {
 // into any buffer: the server must not queue them.
 func TestAgentThatReadsNoAnswersIsStopped(t *testing.T) {
 	s := NewServer(ServerOptions{Deliver: func(telemetry.Reading) {}, Log: quietLog})
+	s.SetPools([]fleet.Pool{openPool()})
 	at := socket(t)
 	stop := serving(t, s, at)
 	stream := rawStream(t, at)
@@ -442,6 +443,7 @@ func TestReconnectsAfterServerRestart(t *testing.T) {
 func TestNodesThatLeftAreForgotten(t *testing.T) {
 	now := time.Now()
 	s := NewServer(ServerOptions{Log: quietLog, Deliver: func(telemetry.Reading) {}, Now: func() time.Time { return now }})
+	s.SetPools([]fleet.Pool{openPool()})
 	left := begin(t, s, "left")
 	begin(t, s, "stays")
 	left.end()
@@ -452,30 +454,6 @@ func TestNodesThatLeftAreForgotten(t *testing.T) {
 	now = now.Add(1)
 	if n := s.Nodes(); len(n) != 1 || n[0].Name != "stays" {
 		t.Errorf("nodes %+v", n)
-	}
-}
-
-func TestNodesAreBounded(t *testing.T) {
-	now := time.Now()
-	s := NewServer(ServerOptions{Log: quietLog, Deliver: func(telemetry.Reading) {}, Now: func() time.Time { return now }})
-	var first *receiver
-	for i := range maxNodes {
-		r := begin(t, s, fmt.Sprint("n", i))
-		if i == 7 {
-			first = r
-		}
-	}
-	one := &receiver{server: s, decoder: decoder{node: "one more"}}
-	if err := one.begin(); status.Code(err) != codes.ResourceExhausted {
-		t.Fatalf("got %v", err)
-	}
-	first.end() // one leaves: its place is free though it is still shown
-	if len(s.Nodes()) != maxNodes {
-		t.Fatal("a node that left is not shown")
-	}
-	begin(t, s, "one more")
-	if len(s.Nodes()) != maxNodes {
-		t.Fatalf("%d nodes", len(s.Nodes()))
 	}
 }
 
@@ -491,6 +469,7 @@ func begin(t *testing.T, s *Server, node string) *receiver {
 
 func TestDropsAreCountedOverRestartsOfTheAgent(t *testing.T) {
 	s := NewServer(ServerOptions{Deliver: func(telemetry.Reading) {}, Log: quietLog})
+	s.SetPools([]fleet.Pool{openPool()})
 	at := socket(t)
 	serving(t, s, at)
 	for _, x := range []struct{ dropped, total uint64 }{{7, 7}, {9, 9}, {2, 11}, {2, 11}} {
