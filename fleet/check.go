@@ -23,6 +23,9 @@ func (d *decoder) check(c *Config) {
 			}
 		}
 	}
+	if c.Serve.Push.TLS != nil {
+		d.checkPushNodes(c.Pools)
+	}
 	for i := range c.Routes {
 		d.checkRoute(&c.Routes[i], index("routes", i))
 	}
@@ -33,6 +36,22 @@ func (d *decoder) check(c *Config) {
 	routes := byName(len(c.Routes), func(i int) string { return c.Routes[i].Name })
 	for i, g := range c.Groups {
 		d.checkGroup(g, c.Routes, routes, index("groups", i))
+	}
+}
+
+// checkPushNodes finds endpoints that nobody may push for: under TLS an agent
+// speaks for the endpoints of the node that its certificate names.
+func (d *decoder) checkPushNodes(pools []Pool) {
+	for i, p := range pools {
+		if p.Telemetry.Source != TelemetryPush {
+			continue
+		}
+		list := join(index("pools", i), "endpoints")
+		for k := range p.Endpoints {
+			if at := index(list, k); !d.given(join(at, "node")) {
+				d.faultAt(at, "no node, and nobody may push for it over serve.push.tls", "node: a DNS name in its agent's certificate")
+			}
+		}
 	}
 }
 
