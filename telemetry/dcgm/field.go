@@ -196,29 +196,3 @@ var watchSpecs = [...][]watchSpec{
 		{name: "profile", slots: []slot{slotGRActive, slotSMActive, slotTensorActive, slotDRAMActive}},
 	},
 }
-
-// linkBandwidth returns the bytes per second that a PCIe link carries one way:
-// transfers per second and lane, eight to a byte, times the lanes, less the
-// encoding. Sources: PCI Express Base Specification 2.1 (8b/10b at 2.5 and 5
-// GT/s), 3.0 to 5.0 (128b/130b at 8, 16 and 32 GT/s), 6.0 (256-byte flits with
-// 236 bytes of packets at 64 GT/s). It is 0 for generations beyond, and go-dcgm's
-// own table is not used because it is 0 for generation 5.
-func linkBandwidth(generation, lanes int) float64 {
-	const giga = 1e9
-	perLane := 0.0
-	switch generation {
-	case 1:
-		perLane = 2.5 * giga * 8 / 10
-	case 2:
-		perLane = 5 * giga * 8 / 10
-	case 3:
-		perLane = 8 * giga * 128 / 130
-	case 4:
-		perLane = 16 * giga * 128 / 130
-	case 5:
-		perLane = 32 * giga * 128 / 130
-	case 6:
-		perLane = 64 * giga * 236 / 256
-	}
-	return perLane / 8 * float64(lanes)
-}

@@ -564,7 +564,7 @@ func (n *node) link(g *telemetry.GPU, board *device, set setter, now time.Time) 
 	if !wide {
 		lanes, wide = n.value(board, slotMaxLinkWidth, now)
 	}
-	if link := linkBandwidth(int(generation), int(lanes)); ok && wide && link > 0 {
+	if link := telemetry.PCIeBandwidth(int(generation), int(lanes)); ok && wide && link > 0 {
 		g.PCIeLink = link
 		g.Known |= telemetry.GPUHasPCIeLink
 	}

@@ -128,17 +128,6 @@ func TestAgeFollowsFromArrivalsAndDifferences(t *testing.T) {
 	}
 }
 
-func TestLinkBandwidth(t *testing.T) {
-	for _, c := range []struct {
-		generation, lanes int
-		want              float64 // GB/s one way, as the usual tables give it
-	}{{1, 16, 4}, {2, 16, 8}, {3, 16, 15.754}, {4, 16, 31.508}, {5, 16, 63.015}, {5, 8, 31.508}, {6, 16, 118}, {7, 16, 0}, {0, 16, 0}, {5, 0, 0}} {
-		if got := linkBandwidth(c.generation, c.lanes) / 1e9; math.Abs(got-c.want) > 0.001 {
-			t.Errorf("generation %d, %d lanes: %v GB/s; want %v", c.generation, c.lanes, got, c.want)
-		}
-	}
-}
-
 func TestXIDLedgerCountsStamps(t *testing.T) {
 	x := func(stamp, code int64) sample {
 		return sample{kind: typeInt, field: 230, stamp: stamp, bits: uint64(code)}

@@ -21,15 +21,6 @@ const (
 	frozenAfter = 2 * time.Second
 )
 
-// laneBytes is what one PCIe lane carries one way, in bytes per second, by
-// generation: line rate times coding (8b/10b, 128b/130b, from the sixth on
-// 242/256 of a flit), PCI-SIG's base specification.
-var laneBytes = [...]float64{
-	2.5e9 / 8 * 8 / 10, 5e9 / 8 * 8 / 10,
-	8e9 / 8 * 128 / 130, 16e9 / 8 * 128 / 130, 32e9 / 8 * 128 / 130,
-	64e9 / 8 * 242 / 256, 128e9 / 8 * 242 / 256,
-}
-
 // selector picks GPUs by the beginning of their UUID, and one MIG instance of
 // those if instance is not "".
 type selector struct {
@@ -318,7 +309,7 @@ func (r *gpuRow) fill(now time.Time) telemetry.GPU {
 	gen, okGen := r.get(qLinkGen)
 	width, okWidth := r.get(qLinkWidth)
 	if okGen && okWidth {
-		g.PCIeLink = laneBytes[int(gen)-1] * width
+		g.PCIeLink = telemetry.PCIeBandwidth(int(gen), int(width))
 		g.Known |= telemetry.GPUHasPCIeLink
 	}
 	return g

@@ -90,10 +90,10 @@ var rules = [quantities]rule{
 	qFBTotal:      {worst, 1, maxMiB},
 	qFBReserved:   {worst, 0, maxMiB},
 	qPower:        {worst, 0, 1e4},
-	qEnergy:       {worst, 0, maxCounter}, // mJ; 4,500 years at 700 W
+	qEnergy:       {worst, 0, maxCounter}, // mJ; 4.5 years at 700 W
 	qPCIeTX:       {worst, 0, 1e12},
 	qPCIeRX:       {worst, 0, 1e12},
-	qLinkGen:      {worst, 1, float64(len(laneBytes))},
+	qLinkGen:      {worst, 1, telemetry.PCIeGenerations},
 	qLinkWidth:    {worst, 1, 32},
 	qXID:          {worst, 0, 1e4},
 	qRecovery:     {worst, 0, float64(telemetry.RecoverSystemReboot)},
