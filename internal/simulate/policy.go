@@ -276,7 +276,10 @@ func (b *ours) tick() {
 }
 
 func (b *ours) choose(q *request, failed int) int {
-	if failed >= 0 {
+	switch {
+	case failed >= 0 && q.second < 0:
+		return b.r.uniform(failed)
+	case failed >= 0:
 		return q.second
 	}
 	d := b.plan.Decide(plan.Class{
@@ -286,7 +289,8 @@ func (b *ours) choose(q *request, failed int) int {
 	switch d.Action {
 	case plan.ActionRefuse:
 		return -1
-	case plan.ActionLeave:
+	case plan.ActionLeave: // Envoy chooses, for a retry too
+		q.second = -1
 		return b.r.uniform(failed)
 	}
 	q.second = int(d.Picks[1].Endpoint)

@@ -74,7 +74,7 @@ type request struct {
 	arrived time.Duration
 	router  int32
 	gpu     int32
-	second  int // where ours would retry
+	second  int // where ours would retry; −1 leaves it to Envoy
 	seed    uint64
 	retried bool
 	outcome outcome
