@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/serve"
 	"github.com/fairlead-proxy/fairlead/internal/simulate"
 	"github.com/fairlead-proxy/fairlead/scorer"
 	"github.com/fairlead-proxy/fairlead/scorer/xgb"
@@ -102,31 +103,12 @@ func (f *simulateFlags) options() (simulate.Options, error) {
 func simulatedModel(file string) (scorer.Model, error) {
 	trees, err := xgb.Shipped()
 	if file != "" {
-		trees, err = readTrees(file)
+		trees, err = serve.ReadModel(file)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return xgb.Risk(trees, "xgb")
-}
-
-func readTrees(file string) (*xgb.Model, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > xgb.MaxSize {
-		return nil, fmt.Errorf("%s has %d bytes; accepted: at most %d", file, info.Size(), int64(xgb.MaxSize))
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	trees, err := xgb.Load(data, xgb.LoadOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return trees, nil
 }
 
 func runSimulate(ctx context.Context, args []string, io stdio) error {

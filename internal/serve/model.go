@@ -3,7 +3,9 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"syscall"
 
 	"github.com/fairlead-proxy/fairlead/scorer"
 	"github.com/fairlead-proxy/fairlead/scorer/xgb"
@@ -42,7 +44,7 @@ func loadModel(name, file string) (scoringModel, error) {
 	if file == "" {
 		trees, err = xgb.Shipped()
 	} else {
-		trees, err = readModel(file)
+		trees, err = ReadModel(file)
 	}
 	if err != nil {
 		return scoringModel{}, err
@@ -61,23 +63,45 @@ func orShipped(file string) string {
 	return file
 }
 
-func readModel(file string) (*xgb.Model, error) {
-	info, err := os.Stat(file)
+// ReadModel reads and loads a model file. What is no regular file is refused: a
+// pipe would never end, and a device has no size.
+func ReadModel(file string) (*xgb.Model, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe without a writer would block
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	if info.Size() > maxModelFile {
-		return nil, fmt.Errorf("model %s: %d bytes; accepted: at most %d", file, info.Size(), maxModelFile)
-	}
-	data, err := os.ReadFile(file)
+	defer f.Close()
+	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("model %s: found a %s; accepted: a regular file", file, kindOf(info.Mode()))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxModelFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	if len(data) > maxModelFile {
+		return nil, fmt.Errorf("model %s: more than %d bytes; accepted: at most that", file, maxModelFile)
 	}
 	trees, err := xgb.Load(data, xgb.LoadOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("model %s: %w", file, err)
 	}
 	return trees, nil
+}
+
+func kindOf(m os.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "directory"
+	case m&os.ModeNamedPipe != 0:
+		return "pipe"
+	case m&os.ModeDevice != 0:
+		return "device"
+	}
+	return "special file"
 }
 
 // reloadModel reads the model file again. A faulty file changes nothing: the

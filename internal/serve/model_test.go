@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +20,13 @@ func TestModelByFlags(t *testing.T) {
 			t.Fatal(err)
 		}
 		return path
+	}
+	pipe, sparse := filepath.Join(dir, "pipe"), file("sparse", nil)
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(sparse, 1<<40); err != nil {
+		t.Fatal(err)
 	}
 	shipped, err := os.ReadFile("../../scorer/xgb/model.ubj")
 	if err != nil {
@@ -41,7 +49,10 @@ func TestModelByFlags(t *testing.T) {
 		{"no such file", "xgb", filepath.Join(dir, "none"), "", "none: no such file"},
 		{"half a file", "xgb", file("half", shipped[:len(shipped)/2]), "", "half"},
 		{"an empty file", "xgb", file("empty", nil), "", "empty"},
-		{"a folder", "xgb", dir, "", "is a directory"},
+		{"a folder", "xgb", dir, "", "found a directory; accepted: a regular file"},
+		{"a pipe that nobody writes to", "xgb", pipe, "", "found a pipe; accepted: a regular file"},
+		{"a device without an end", "xgb", "/dev/zero", "", "found a device; accepted: a regular file"},
+		{"a file that is too large", "xgb", sparse, "", "more than"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m, err := loadModel(c.scorer, c.file)

@@ -208,7 +208,7 @@ const believedShare = 0.25
 func believable(tokens float64, w *telemetry.Window) float64 {
 	size, ok := w.Newest(telemetry.HasKVTokens)
 	if !ok {
-		return 0 // nothing to measure it by
+		return tokens // no model weighs tokens without that size
 	}
 	return min(tokens, believedShare*size)
 }
