@@ -57,6 +57,30 @@ func TestDynamicRequestIsSteeredInsideTheDrawnPool(t *testing.T) {
 	}
 }
 
+// TestEventNamesThePickAndThePrompt: what was sent where, for the count of prompt
+// tokens under way; where the plan does not steer nobody knows.
+func TestEventNamesThePickAndThePrompt(t *testing.T) {
+	w := newWorld(t)
+	slots := map[string]uint32{"10.0.0.1:8000": 1, "10.0.0.2:8000": 2}
+	m := chat(map[string]string{"content-length": "4000"})
+	for range 20 {
+		hosts := strings.Split(metadata(w.ask(t, m), wire.NamespaceSteer)[wire.KeyHosts].(string), ",")
+		if e := w.lastEvent(); !e.Steered || e.Slot != slots[hosts[0]] || e.Prompt != 1000 {
+			t.Fatalf("steered to %s: event %+v, want slot %d and 1000 tokens", hosts[0], e, slots[hosts[0]])
+		}
+	}
+	m.headers[wire.HeaderRouteStrategy] = "legacy"
+	w.ask(t, m)
+	if e := w.lastEvent(); e.Steered || e.Slot != 0 || e.Prompt != 1000 {
+		t.Errorf("left to Envoy: event %+v, want no slot and 1000 tokens", e)
+	}
+	m.route = "chat/other" // generates nothing
+	w.ask(t, m)
+	if e := w.lastEvent(); e.Prompt != 0 {
+		t.Errorf("a prompt of %d tokens where nothing is generated", e.Prompt)
+	}
+}
+
 func TestArmIsTheOneEnvoyDrew(t *testing.T) {
 	w := newWorld(t)
 	m := chat(nil)

@@ -1,13 +1,23 @@
 package serve
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"net/netip"
+	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/scorer"
+	"github.com/fairlead-proxy/fairlead/telemetry"
+	"github.com/fairlead-proxy/fairlead/telemetry/push"
 )
 
 // testScoring is the scoring of a config without a server around it.
@@ -51,5 +61,191 @@ func TestBucketsKeepTheirLengthWhenTicksJitter(t *testing.T) {
 	}
 	if count != 1 {
 		t.Errorf("%d buckets in the 200 ms after a pause, want 1", count)
+	}
+}
+
+// heard is a model that says one risk of everything and keeps what it was told
+// of our own doing, by the KV usage that the endpoint shows.
+type heard struct {
+	risk float64
+	own  map[float64]scorer.Own
+}
+
+func (h *heard) Name() string { return "heard" }
+
+func (h *heard) Assess(w *telemetry.Window, own scorer.Own, _ time.Time) (scorer.Assessment, bool) {
+	latest, ok := w.Latest()
+	if ok && h.own != nil {
+		h.own[latest.KVUsage] = own
+	}
+	return scorer.AssessRisk(h.risk), ok
+}
+
+// TestPlanGetsTheConfigAndTheVerdicts compares a step's inputs field by field
+// with the config, the ledger and what the endpoints said.
+func TestPlanGetsTheConfigAndTheVerdicts(t *testing.T) {
+	address := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port) }
+	cfg := &fleet.Config{
+		Pools: []fleet.Pool{
+			{Name: "h100", Tier: "fast", MaxInFlight: 8, SpillAt: 0.4, Telemetry: fleet.Telemetry{Source: fleet.TelemetryPush}, Endpoints: []fleet.Endpoint{
+				{Name: "a", Address: address(1), Zone: "east", Capacity: 1},
+				{Name: "b", Address: address(2), Zone: "west", Capacity: 2},
+				{Name: "c", Address: address(3), Zone: "west", Capacity: 1, Drain: true},
+			}},
+			{Name: "cpu", Tier: "slow", MaxInFlight: 3, SpillAt: 0.9, Endpoints: []fleet.Endpoint{{Name: "d", Address: address(4), Capacity: 4}}},
+		},
+		Routes: []fleet.Route{
+			{Name: "chat", Dialect: fleet.DialectOpenAI, Strategy: fleet.StrategyDynamic, ClientStrategy: fleet.ClientStrategyHonor, TrustDeclared: true,
+				DefaultMaxTokens: 512, Affinity: fleet.AffinitySession, Timeouts: fleet.Timeouts{FirstToken: 15 * time.Second},
+				Split: fleet.Split{{Pool: "h100", Weight: 1}, {Pool: "cpu", Weight: 0}}},
+			{Name: "messages", Dialect: fleet.DialectAnthropic, Strategy: fleet.StrategyLegacy, ClientStrategy: fleet.ClientStrategyIgnore,
+				DefaultMaxTokens: 64, Split: fleet.Split{{Pool: "cpu", Weight: 1}}, Fallback: []string{"h100"}},
+		},
+	}
+	s := testScoring(t, cfg)
+	s.setModel(scoringModel{Model: &heard{risk: 0.25}})
+	keys := []fleet.EndpointKey{}
+	for _, p := range cfg.Pools {
+		for _, e := range p.Endpoints {
+			keys = append(keys, fleet.EndpointKey{Pool: p.Name, Address: e.Address})
+		}
+	}
+	for i, n := range []int{2, 0, 1, 3} { // attempts on a, b, c, d
+		for k := range n {
+			s.ledger.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: fmt.Sprintf("1718924567123-007-%d%03d", i, k), Attempt: 1, Endpoint: keys[i], At: time.Now()})
+		}
+	}
+	now := time.Now()
+	var got plan.Inputs
+	for i := range 3 { // three readings make the five requests of others on b foreign
+		now = now.Add(bucket)
+		for k, running := range []float64{2, 5} {
+			s.read(telemetry.Reading{Endpoint: keys[k], Sample: telemetry.Sample{
+				At: now, Known: telemetry.HasKVUsage | telemetry.HasKVTokens | telemetry.HasRunning | telemetry.HasGenerationTokens,
+				KVUsage: 0.25 * float64(k+1), KVTokens: 1000, Running: running, GenerationTokens: float64(i),
+			}})
+		}
+		got, _ = s.step(now)
+	}
+	want := plan.Inputs{
+		Tick: 3,
+		Pools: []plan.PoolInput{
+			{Name: "h100", Tier: "fast", SpillAt: 0.4, Endpoints: []plan.EndpointInput{
+				{Address: address(1), Zone: "east", Slot: s.ledger.Slot(keys[0]), Weight: 0.5625, MaxInFlight: 8, InFlight: 2, KVFree: 750, Risk: 0.25, State: fleet.StatePreferred},
+				{Address: address(2), Zone: "west", Slot: s.ledger.Slot(keys[1]), Weight: 1.125, MaxInFlight: 3, InFlight: 0, KVFree: 500, Risk: 0.25, State: fleet.StatePreferred},
+				{Address: address(3), Zone: "west", Slot: s.ledger.Slot(keys[2]), MaxInFlight: 8, InFlight: 1, KVFree: -1, State: fleet.StateDraining},
+			}},
+			{Name: "cpu", Tier: "slow", SpillAt: 0.9, Endpoints: []plan.EndpointInput{
+				{Address: address(4), Slot: s.ledger.Slot(keys[3]), Weight: 4, MaxInFlight: 3, InFlight: 3, KVFree: -1, State: fleet.StateUnknown},
+			}},
+		},
+		Routes: []plan.RouteInput{
+			{Name: "chat", Dialect: fleet.DialectOpenAI, Strategy: fleet.StrategyDynamic, ClientStrategy: fleet.ClientStrategyHonor, TrustDeclared: true,
+				DefaultBudget: 512, FirstTokenMillis: 15_000, Split: []string{"h100"}, Fallback: []string{"cpu"}, Affinity: fleet.AffinitySession},
+			{Name: "messages", Dialect: fleet.DialectAnthropic, Strategy: fleet.StrategyLegacy, ClientStrategy: fleet.ClientStrategyIgnore,
+				DefaultBudget: 64, Split: []string{"cpu"}, Fallback: []string{"h100"}},
+		},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%+v\nwant\n%+v", got, want)
+	}
+	if got, _ = s.step(now.Add(foreignAge)); got.Pools[0].Endpoints[1].MaxInFlight != 3 {
+		t.Errorf("limit %d at the age of foreign work, want 3", got.Pools[0].Endpoints[1].MaxInFlight)
+	}
+	if got, _ = s.step(now.Add(foreignAge + tickEvery)); got.Pools[0].Endpoints[1].MaxInFlight != 8 {
+		t.Errorf("limit %d by numbers too old to speak of foreign work, want 8", got.Pools[0].Endpoints[1].MaxInFlight)
+	}
+}
+
+// TestModelIsToldWhatWeDidOurselves sends events of requests and attempts the
+// way of Envoy's and compares what the model gets.
+func TestModelIsToldWhatWeDidOurselves(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)}) // maxInFlight 4
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := &heard{own: map[float64]scorer.Own{}}
+	s.scoring.setModel(scoringModel{Model: model})
+	key := func(port uint16) fleet.EndpointKey {
+		return fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)}
+	}
+	request := func(port uint16, prompt fleet.Tokens, steered bool) {
+		s.observeRequest(extproc.Event{Route: "chat", Pool: "gpu", Steered: steered, Slot: s.ledger.Slot(key(port)), Prompt: prompt})
+	}
+	attempt := func(kind fleet.OutcomeKind, n int, cause fleet.Cause) {
+		s.outcome(fleet.Outcome{Kind: kind, Node: "n", ID: fmt.Sprintf("1718924567123-007-%04d", n), Attempt: 1, Endpoint: key(1001), Cause: cause, At: time.Now()})
+	}
+	for i := range 5 {
+		attempt(fleet.AttemptStarted, i, 0)
+	}
+	attempt(fleet.AttemptEnded, 0, fleet.CauseOK)
+	attempt(fleet.AttemptEnded, 1, fleet.CauseConnectFailed)
+	attempt(fleet.AttemptEnded, 2, fleet.CauseConnectFailed)
+
+	now := time.Now().Add(10 * time.Second) // long after the first step, New's
+	s.step(now)
+	request(1001, 1000, true) // more than a second before the last
+	now = now.Add(tickEvery)
+	s.step(now)
+	now = now.Add(time.Second)
+	s.step(now)
+	request(1001, 100, true)
+	request(1001, 7, false) // Envoy's own choice: nobody knows yet where it went
+	request(1002, 50, true)
+	now = now.Add(tickEvery)
+	s.step(now)
+	for port, usage := range map[uint16]float64{1001: 0.1, 1002: 0.2} {
+		s.scoring.read(telemetry.Reading{Endpoint: key(port), Sample: telemetry.Sample{At: now, Known: telemetry.HasKVUsage, KVUsage: usage}})
+	}
+	request(1001, 30, true)
+	s.step(now.Add(tickEvery))
+	for usage, want := range map[float64]scorer.Own{
+		0.1: {InFlight: 2, MaxInFlight: 4, SentPromptTokens: 30, ArrivedPromptTokens: 130, Errors5s: 2, Attempts5s: 3, ConnectStreak: 2, Successes: 1},
+		0.2: {MaxInFlight: 4, ArrivedPromptTokens: 50},
+	} {
+		if got := model.own[usage]; got != want {
+			t.Errorf("of the endpoint at %v\n%+v, want\n%+v", usage, got, want)
+		}
+	}
+}
+
+// TestAgentsSpeakForEndpointsOfANewConfig: what a reload brings is known to the
+// receiver of pushed telemetry too.
+func TestAgentsSpeakForEndpointsOfANewConfig(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.Serve.Push.Address = fleet.Address{Path: filepath.Join(filepath.Dir(cfg.Serve.XDS.Path), "push")}
+	cfg.Pools[1].Telemetry.Source = fleet.TelemetryPush
+	s, err := New(Options{Config: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	added := netip.MustParseAddrPort("127.0.0.1:1005")
+	next := *cfg
+	next.Pools = append([]fleet.Pool(nil), cfg.Pools...)
+	next.Pools[1].Endpoints = append([]fleet.Endpoint(nil), cfg.Pools[1].Endpoints...)
+	next.Pools[1].Endpoints = append(next.Pools[1].Endpoints, fleet.Endpoint{Name: "s2", Address: added, Capacity: 1})
+	if err := s.Reconfigure(&next); err != nil {
+		t.Fatal(err)
+	}
+	client, err := push.NewClient(push.ClientOptions{Log: slog.New(slog.DiscardHandler), Target: cfg.Serve.Push.Address, Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 2)
+	go func() { ended <- s.Run(ctx) }()
+	go func() { ended <- client.Run(ctx) }()
+	defer func() { stop(); <-ended; <-ended }()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		client.Send(push.Frame{At: time.Now(), Endpoints: []push.Update{{Endpoint: added, Sample: telemetry.Sample{At: time.Now(), Known: telemetry.HasRunning, Running: 1}}}})
+		if c := s.push.Counters(); c.Readings > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no reading of an endpoint that a reload brought: %+v", s.push.Counters())
+		}
 	}
 }
