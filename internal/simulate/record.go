@@ -160,17 +160,32 @@ type RecordOptions struct {
 	Done func(run, of int)
 }
 
-// Record writes a recording into a folder, which is made if it is not there. It
-// ends early, with an error, when ctx does.
-func Record(ctx context.Context, o RecordOptions) (Index, error) {
+// unfinished ends the name of rows that are still being written.
+const unfinished = ".unfinished"
+
+// Record writes a recording into a folder, which is made if it is not there. A
+// folder that holds a recording is refused. It ends early, with an error and
+// without a trace, when ctx does.
+func Record(ctx context.Context, o RecordOptions) (_ Index, err error) {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return Index{}, fmt.Errorf("record: %w", err)
 	}
-	file, err := os.Create(filepath.Join(o.Dir, RowsFile))
+	rowsFile := filepath.Join(o.Dir, RowsFile)
+	for _, name := range []string{RowsFile, IndexFile} {
+		if _, err := os.Stat(filepath.Join(o.Dir, name)); err == nil {
+			return Index{}, fmt.Errorf("record: %s holds a recording (%s); accepted: a folder without one", o.Dir, name)
+		}
+	}
+	file, err := os.Create(rowsFile + unfinished)
 	if err != nil {
 		return Index{}, fmt.Errorf("record: %w", err)
 	}
-	defer file.Close()
+	defer func() {
+		_ = file.Close()
+		if err != nil {
+			_ = os.Remove(rowsFile + unfinished)
+		}
+	}()
 	out := bufio.NewWriterSize(file, 1<<20)
 	index := Index{
 		Format: Format, Rows: RowsFile, Schema: features.SchemaHash(), Columns: Columns(),
@@ -211,6 +226,9 @@ func Record(ctx context.Context, o RecordOptions) (Index, error) {
 	}
 	text, err := json.MarshalIndent(index, "", " ")
 	if err != nil {
+		return Index{}, fmt.Errorf("record: %w", err)
+	}
+	if err := os.Rename(rowsFile+unfinished, rowsFile); err != nil {
 		return Index{}, fmt.Errorf("record: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(o.Dir, IndexFile), append(text, '\n'), 0o644); err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -126,6 +127,29 @@ func readRecording(t *testing.T, dir string) (Index, [][]float32) {
 		}
 	}
 	return index, rows
+}
+
+// A recording is hours of somebody's work: it is never overwritten, and one that
+// was interrupted leaves nothing that looks like one.
+func TestRecordingIsNeverOverwrittenAndNeverHalf(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	if _, err := Record(ctx, RecordOptions{Dir: dir, Small: true, Done: func(run, _ int) { cancel() }}); err == nil {
+		t.Fatal("an interrupted recording is no error")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Fatalf("an interrupted recording left %v, %v", left, err)
+	}
+	old := filepath.Join(dir, RowsFile)
+	if err := os.WriteFile(old, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Record(context.Background(), RecordOptions{Dir: dir, Small: true}); err == nil || !strings.Contains(err.Error(), "holds a recording (rows.f32); accepted: a folder without one") {
+		t.Errorf("error %v", err)
+	}
+	if text, err := os.ReadFile(old); err != nil || string(text) != "precious" {
+		t.Errorf("the old rows are %q, %v", text, err)
+	}
 }
 
 func TestRecordingIsWhatTheIndexSays(t *testing.T) {
