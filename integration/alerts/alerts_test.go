@@ -81,6 +81,8 @@ func TestEachRuleFiresAndFallsSilent(t *testing.T) {
 		{"30 % of the pool is out", `fairlead_pool_ejected{pool="p"} 0.3x60`, 5, ""},
 		{"a config was refused", `fairlead_config_refused 1x60`, 15, "FairleadConfigRefused"},
 		{"a model was refused", `fairlead_model_refused 1x60`, 15, "FairleadModelRefused"},
+		{"TLS files were refused", `fairlead_push_tls_refused 1x60`, 15, "FairleadPushTLSRefused"},
+		{"TLS files were half written for a moment", `fairlead_push_tls_refused 0 1 1 1 1 0x60`, 15, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := strings.Join(firing(t, c.series, c.at), " "); got != c.want {

@@ -135,9 +135,9 @@ type metrics struct {
 
 // newMetrics builds the instruments; view gives the state that gauges show,
 // scraped the scraper's counts, pushed those of the agents' frames, dropped the ledger's attempts that
-// found no room, faulty and modelRefused whether the config or the model file is
-// one that was refused.
-func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() push.Counters, dropped func() uint64, faulty, modelRefused func() bool) (*metrics, error) {
+// found no room, faulty, modelRefused and pushTLSRefused whether the config, the
+// model file or the files of serve.push.tls are ones that were refused.
+func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() push.Counters, dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
@@ -176,7 +176,8 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 	}
 	return m, errors.Join(observeFleet(meter, view),
 		observeFlag(meter, "fairlead.config.refused", "1 while the config file is one that was refused: the last good one is in force.", faulty),
-		observeFlag(meter, "fairlead.model.refused", "1 while the model file is one that was refused: the last good model scores.", modelRefused))
+		observeFlag(meter, "fairlead.model.refused", "1 while the model file is one that was refused: the last good model scores.", modelRefused),
+		observeFlag(meter, "fairlead.push.tls.refused", "1 while the files of serve.push.tls are ones that can't be used: the last good ones are in use.", pushTLSRefused))
 }
 
 func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() push.Counters, dropped func() uint64) error {
@@ -226,11 +227,11 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		{"fairlead.ledger.dropped", "Attempts that were not counted as in flight because the ledger was full.", func(o metric.Int64Observer) {
 			o.Observe(int64(dropped()))
 		}},
-		{"fairlead.push.events", "Frames of agents and what became of them: streams and frames refused, endpoints not taken, values that could not be true, frames that agents dropped.", func(o metric.Int64Observer) {
+		{"fairlead.push.events", "Frames of agents and what became of them: streams and frames refused, frames of nodes that the config does not name, endpoints not taken, values that could not be true, frames that agents dropped.", func(o metric.Int64Observer) {
 			c := pushed()
 			for kind, n := range map[string]uint64{"streams": c.Streams, "streams_refused": c.StreamsRefused, "streams_replaced": c.StreamsReplaced,
 				"frames": c.Frames, "frames_refused": c.FramesRefused, "readings": c.Readings, "endpoints_refused": c.Refused,
-				"rejected_values": c.Rejected, "dropped_by_agents": c.Dropped} {
+				"rejected_values": c.Rejected, "dropped_by_agents": c.Dropped, "unknown_node_frames": c.UnknownNodes} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},

@@ -16,11 +16,11 @@ import (
 func (s *Server) buildPush(cfg *fleet.Config) error {
 	options := push.ServerLimits()
 	if tls := cfg.Serve.Push.TLS; tls != nil {
-		credentials, err := push.ServerCredentials(*tls)
-		if err != nil {
+		var err error
+		if s.pushTLS, err = push.NewCredentials(*tls, s.log); err != nil {
 			return fmt.Errorf("serve.push.tls: %w", err)
 		}
-		options = append(options, grpc.Creds(credentials))
+		options = append(options, grpc.Creds(s.pushTLS))
 	}
 	s.push = push.NewServer(push.ServerOptions{Deliver: s.scoring.read, Log: s.log, RequireIdentity: cfg.Serve.Push.TLS != nil})
 	s.push.SetPools(cfg.Pools)
@@ -29,6 +29,10 @@ func (s *Server) buildPush(cfg *fleet.Config) error {
 	s.scoring.agents = s.agents
 	return nil
 }
+
+// pushTLSRefused says whether the files of serve.push.tls are ones that can't be
+// used, so that those before are in use.
+func (s *Server) pushTLSRefused() bool { return s.pushTLS != nil && s.pushTLS.ReloadError() != nil }
 
 // agents are what the nodes' agents said last, by node.
 func (s *Server) agents() map[string]admin.Agent {

@@ -4,7 +4,7 @@
 //
 // Goroutines, all started by [Server.Run] and ended before it returns: the tick
 // loop (owner of all scoring state), one publisher per group (xds), the
-// scraper, three gRPC servers, the ext_proc watchdog, the admin HTTP server and
+// scraper, four gRPC servers, the ext_proc watchdog, the admin HTTP server and
 // the config watcher.
 package serve
 
@@ -68,6 +68,7 @@ type Server struct {
 	scoring *scoring
 	scraper *scrape.Scraper
 	push    *push.Server
+	pushTLS *push.Credentials // nil without serve.push.tls
 	publish *xds.Server
 	splits  *splits
 	extproc *extproc.Service
@@ -111,7 +112,7 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() },
-		func() push.Counters { return s.push.Counters() }, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load); err != nil {
+		func() push.Counters { return s.push.Counters() }, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load, s.pushTLSRefused); err != nil {
 		return nil, err
 	}
 	s.present = newPresence()

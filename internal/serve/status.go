@@ -9,6 +9,14 @@ import (
 // AdminAddr is where the admin API listens, after Listen.
 func (s *Server) AdminAddr() string { return s.listeners.admin.Addr().String() }
 
+// PushAddr is where agents push, after Listen; "" if the config names no place.
+func (s *Server) PushAddr() string {
+	if s.listeners.push == nil {
+		return ""
+	}
+	return s.listeners.push.Addr().String()
+}
+
 // Fleet returns what the last tick knew of all pools.
 func (s *Server) Fleet() admin.Fleet { return *s.view.Load() }
 

@@ -54,13 +54,25 @@ func loadPEM(certificate, key, ca string) (tls.Certificate, *x509.CertPool, erro
 	return pair, pool, nil
 }
 
-// ServerCredentials returns credentials for mutual TLS 1.3: a client must show
-// a certificate that t.ClientCA signed. The three files are looked at in every
-// handshake and read when one of them changed. If they can't be used then, the
-// last good ones stay in use; that is logged once per change, and the returned
-// value's method ReloadError() error tells it.
+// ServerCredentials are [NewCredentials] that log to [slog.Default].
 func ServerCredentials(t fleet.ServerTLS) (credentials.TransportCredentials, error) {
-	r := &reloader{files: t}
+	c, err := NewCredentials(t, nil)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// NewCredentials returns credentials for mutual TLS 1.3: a client must show
+// a certificate that t.ClientCA signed. The three files are looked at in every
+// handshake and by [Credentials.ReloadError], and read when one of them changed.
+// If they can't be used then, the last good ones stay in use; that is logged
+// once per change. A nil log is slog.Default.
+func NewCredentials(t fleet.ServerTLS, log *slog.Logger) (*Credentials, error) {
+	if log == nil {
+		log = slog.Default()
+	}
+	r := &reloader{files: t, log: log}
 	r.stamps = r.stat()
 	if r.config, r.err = r.load(); r.err != nil {
 		return nil, r.err
@@ -70,24 +82,31 @@ func ServerCredentials(t fleet.ServerTLS) (credentials.TransportCredentials, err
 		ClientAuth:         tls.RequireAndVerifyClientCert,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return r.current(), nil },
 	}
-	return &serverCredentials{credentials.NewTLS(config), r}, nil
+	return &Credentials{credentials.NewTLS(config), r}, nil
 }
 
-type serverCredentials struct {
+// Credentials are a gRPC server's, from files that may change.
+type Credentials struct {
 	credentials.TransportCredentials
 	reloader *reloader
 }
 
-// ReloadError is why the files as they are now are not in use, or nil.
-func (c *serverCredentials) ReloadError() error { return c.reloader.lastError() }
+// ReloadError looks at the files and returns why they are not in use as they are
+// now, or nil.
+func (c *Credentials) ReloadError() error {
+	c.reloader.current()
+	return c.reloader.lastError()
+}
 
-func (c *serverCredentials) Clone() credentials.TransportCredentials {
-	return &serverCredentials{c.TransportCredentials.Clone(), c.reloader}
+// Clone returns credentials that follow the same files.
+func (c *Credentials) Clone() credentials.TransportCredentials {
+	return &Credentials{c.TransportCredentials.Clone(), c.reloader}
 }
 
 // reloader keeps the newest usable content of the files.
 type reloader struct {
 	files fleet.ServerTLS
+	log   *slog.Logger
 
 	mu     sync.Mutex
 	stamps [3]stamp // of the files when they were last read
@@ -122,7 +141,8 @@ func (r *reloader) stat() (stamps [3]stamp) {
 	return stamps
 }
 
-// current returns the configuration for a handshake that begins now. The stamps
+// current returns the configuration for a handshake that begins now, or the last
+// good one if the files can't be used. The stamps
 // are taken before the files are read: a file that changes in between is read
 // again next time.
 func (r *reloader) current() *tls.Config {
@@ -135,11 +155,11 @@ func (r *reloader) current() *tls.Config {
 	r.stamps = stamps
 	config, err := r.load()
 	if r.err = err; err != nil {
-		slog.Error("new TLS files can't be used, the ones before stay", "error", err)
+		r.log.Error("new TLS files can't be used, the ones before stay", "error", err)
 		return r.config
 	}
 	r.config = config
-	slog.Info("TLS files were read anew", "certificate", r.files.Certificate)
+	r.log.Info("TLS files were read anew", "certificate", r.files.Certificate)
 	return config
 }
 

@@ -397,3 +397,31 @@ func TestServerCredentialsNameTheFileAtFault(t *testing.T) {
 		}
 	}
 }
+
+// A rotation that went wrong must show before the first agent connects anew.
+func TestBadNewFilesAreNoticedAndLoggedWithoutAHandshake(t *testing.T) {
+	ca := newAuthority(t)
+	f := newFiles(t).issue(t, ca, ca, soon(), x509.ExtKeyUsageServerAuth)
+	var log countingHandler
+	c, err := NewCredentials(f.server(), log.logger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := os.ReadFile(f.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ReloadError(); err != nil || log.n != 0 {
+		t.Fatalf("unchanged files: %v, %d lines", err, log.n)
+	}
+	f.write(t, f.key, key[:20])
+	for range 3 {
+		if err := c.Clone().(*Credentials).ReloadError(); err == nil || log.n != 1 {
+			t.Errorf("half a key: %v, %d lines", err, log.n)
+		}
+	}
+	f.write(t, f.key, key)
+	if err := c.ReloadError(); err != nil || log.n != 2 {
+		t.Errorf("good again: %v, %d lines", err, log.n)
+	}
+}
