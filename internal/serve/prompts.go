@@ -36,8 +36,7 @@ func (p *prompts) of(slot uint32) int64 {
 	return p.total[slot].Load()
 }
 
-// sentTicks is how many ticks of sent tokens are kept: one second, and one tick
-// for a sample that is late.
+// sentTicks is how many totals are kept: those at the ends of one second's ticks.
 const sentTicks = int(time.Second/tickEvery) + 1
 
 // sent keeps, for one endpoint, the total at the end of the last ticks.
