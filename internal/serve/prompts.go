@@ -2,7 +2,6 @@ package serve
 
 import (
 	"sync/atomic"
-	"time"
 
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -34,47 +33,4 @@ func (p *prompts) of(slot uint32) int64 {
 		return 0
 	}
 	return p.total[slot].Load()
-}
-
-// sentTicks is how many totals are kept: those at the ends of one second's ticks.
-const sentTicks = int(time.Second/tickEvery) + 1
-
-// sent keeps, for one endpoint, the total at the end of the last ticks.
-type sent struct {
-	slot uint32
-	ring [sentTicks]struct {
-		at    time.Time
-		total int64
-	}
-	n, at int
-}
-
-// tick notes the total at now. A slot that was dealt anew begins again.
-func (s *sent) tick(now time.Time, slot uint32, total int64) {
-	if s.n > 0 && slot != s.slot { // counts of a slot's earlier owner don't matter: only differences do
-		*s = sent{}
-	}
-	s.slot = slot
-	s.ring[s.at].at, s.ring[s.at].total = now, total
-	s.at = (s.at + 1) % sentTicks
-	s.n = min(s.n+1, sentTicks)
-}
-
-// since is how many tokens were sent after t, to the resolution of a tick: from
-// the newest tick that is not after t on. Where t is before all that is kept it
-// is what was sent since the oldest.
-func (s *sent) since(t time.Time) float64 {
-	if s.n == 0 {
-		return 0
-	}
-	newest := s.ring[(s.at-1+sentTicks)%sentTicks].total
-	from := newest
-	for i := range s.n {
-		e := s.ring[(s.at-1-i+2*sentTicks)%sentTicks]
-		from = e.total
-		if !e.at.After(t) {
-			break
-		}
-	}
-	return float64(max(0, newest-from))
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/own"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/scorer"
 	"github.com/fairlead-proxy/fairlead/scorer/features"
@@ -42,11 +43,11 @@ type scoring struct {
 // tracker is what is known of one endpoint.
 type tracker struct {
 	window telemetry.Window
-	ends   ends
+	ends   own.Ends
 	// lastErr is why the last reading failed, "" if it did not.
 	lastErr string
-	foreign foreign
-	sent    sent
+	foreign own.Foreign
+	sent    own.Sent
 }
 
 func newScoring(model scoringModel, ledger *accesslog.Ledger) *scoring {
@@ -71,7 +72,7 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 		for _, e := range p.Endpoints {
 			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 			if next[key] = s.endpoints[key]; next[key] == nil {
-				next[key] = &tracker{}
+				next[key] = &tracker{ends: own.NewEnds(bucket)}
 			}
 		}
 	}
@@ -114,7 +115,7 @@ func (s *scoring) outcome(o fleet.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t := s.endpoints[o.Endpoint]; t != nil {
-		t.ends.add(o)
+		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 	}
 }
 
@@ -142,7 +143,7 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 		if t := s.endpoints[r.Endpoint]; t != nil {
 			t.window.Add(r.Sample)
 			if r.Sample.Known.Has(telemetry.HasRunning) {
-				t.foreign.add(r.Sample.Running+r.Sample.Waiting, s.ledger.InFlight(s.ledger.Slot(r.Endpoint)))
+				t.foreign.Add(r.Sample.Running+r.Sample.Waiting, s.ledger.InFlight(s.ledger.Slot(r.Endpoint)))
 			}
 		}
 	}
@@ -166,7 +167,7 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 	}
 	if shown != nil {
 		for _, t := range s.endpoints {
-			t.ends.rotate()
+			t.ends.Rotate()
 		}
 	}
 	return inputs, shown, s.config
@@ -226,16 +227,16 @@ func (s *scoring) views(now time.Time) []scorer.PoolView {
 			}
 			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 			t := s.endpoints[key]
-			v := scorer.EndpointView{Address: e.Address, Capacity: e.Capacity, Own: t.ends.own()}
+			v := scorer.EndpointView{Address: e.Address, Capacity: e.Capacity, Own: t.ends.Own()}
 			slot := s.ledger.Slot(key)
 			v.Own.InFlight = s.ledger.InFlight(slot)
 			v.Own.MaxInFlight = p.MaxInFlight
-			t.sent.tick(now, slot, s.prompts.of(slot))
-			v.Own.ArrivedPromptTokens = believable(t.sent.since(now.Add(-time.Second)), &t.window)
+			t.sent.Tick(now, slot, s.prompts.of(slot))
+			v.Own.ArrivedPromptTokens = believable(t.sent.Since(now.Add(-time.Second)), &t.window)
 			if latest, ok := t.window.Latest(); ok {
-				v.Own.SentPromptTokens = believable(t.sent.since(latest.At), &t.window)
+				v.Own.SentPromptTokens = believable(t.sent.Since(latest.At), &t.window)
 			}
-			v.Own.Unanswered = t.foreign.unanswered(v.Own.Attempts5s)
+			v.Own.Unanswered = t.foreign.Unanswered(v.Own.Attempts5s)
 			if p.Telemetry.Source != fleet.TelemetryNone {
 				v.Window = &t.window
 			}
@@ -269,7 +270,7 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		// place always stays: the engine's word may be wrong.
 		limit := int32(p.MaxInFlight)
 		if t := s.endpoints[key]; t.window.Age(now) <= foreignAge {
-			limit = max(1, limit-t.foreign.requests())
+			limit = max(1, limit-t.foreign.Requests())
 		}
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
@@ -304,13 +305,13 @@ func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 
 // row is what people see of one endpoint, as far as its own history tells.
 func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float64) admin.Endpoint {
-	own := t.ends.own()
+	ended := t.ends.Own()
 	row := admin.Endpoint{
 		Risk: float64(v.Risk), State: v.State.String(), Why: v.Reason.String(), Weight: v.Weight,
-		TelemetryError: t.lastErr, Errors5s: own.Errors5s, Attempts5s: own.Attempts5s, HeaderMillis: -1, TelemetryAge: -1, GPUAge: -1,
+		TelemetryError: t.lastErr, Errors5s: ended.Errors5s, Attempts5s: ended.Attempts5s, HeaderMillis: -1, TelemetryAge: -1, GPUAge: -1,
 		Allocation: -1, AllocationMB: -1,
 	}
-	if d, ok := t.ends.headerTime(); ok {
+	if d, ok := t.ends.HeaderTime(); ok {
 		row.HeaderMillis = float64(d.Microseconds()) / 1000
 	}
 	if latest, ok := t.window.Latest(); ok {
@@ -398,116 +399,5 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 	return out
 }
 
-// foreign compares the engine's count of requests with our ledger's.
-//
-// What the engine has more is foreign: requests from before a restart of this
-// process until their heartbeats come (10 s), or those of somebody else. What
-// the ledger has more is unanswered: sent, and not counted by the engine. A
-// reading is up to a tick older than the ledger's count, so only what stands in
-// three readings running counts.
-type foreign struct {
-	excess [3]int32 // engine's count less the ledger's; may be negative
-	at     int
-}
-
 // foreignAge is how old an engine's numbers may be to speak of foreign work.
 const foreignAge = time.Second
-
-func (f *foreign) add(engine float64, own int32) {
-	f.excess[f.at] = int32(max(-1<<20, min(engine-float64(own), 1<<20)))
-	f.at = (f.at + 1) % len(f.excess)
-}
-
-// requests is the foreign work.
-func (f *foreign) requests() int32 { return max(0, min(f.excess[0], f.excess[1], f.excess[2])) }
-
-// ledgerDelay is how much later than the engine the ledger learns of an end:
-// Envoy's log batches (50 ms) and a margin for what is under way.
-const ledgerDelay = 150 * time.Millisecond
-
-// unanswered is how many of our requests the engine does not count, less those
-// that the ledger's delay explains at the present rate of ends.
-func (f *foreign) unanswered(ends5s int) float64 {
-	missing := -float64(max(f.excess[0], f.excess[1], f.excess[2]))
-	return max(0, missing-float64(ends5s)/5*ledgerDelay.Seconds())
-}
-
-// errorBuckets is how many buckets errors are counted for: 5 s.
-const errorBuckets = int(5 * time.Second / bucket)
-
-// ends counts how attempts on one endpoint ended.
-type ends struct {
-	attempts  [errorBuckets]int // rings, one slot per bucket
-	errors    [errorBuckets]int
-	headers   [errorBuckets]headerTimes
-	at        int
-	oom       int
-	connect   int
-	successes uint64
-}
-
-// headerTimes sums the times from an attempt's start to its response headers.
-type headerTimes struct {
-	n   int
-	sum time.Duration
-}
-
-// add counts one attempt. A 500 is how vLLM and SGLang report an engine that
-// ran out of memory; Envoy's log has the status and not the text, so any 500
-// counts towards the streak, and anything else but a failed connection ends it.
-func (e *ends) add(o fleet.Outcome) {
-	if o.HeaderTime > 0 {
-		h := &e.headers[e.at]
-		h.n++
-		h.sum += o.HeaderTime
-	}
-	switch o.Cause {
-	case fleet.CauseOK, fleet.CauseClientError, fleet.CauseThrottled:
-		e.oom, e.connect = 0, 0
-		e.successes++
-		e.attempts[e.at]++
-		return
-	case fleet.CauseConnectFailed, fleet.CauseReset:
-		e.connect++
-	case fleet.CauseServerError:
-		e.connect = 0
-		if o.Code == 500 {
-			e.oom++
-		} else {
-			e.oom = 0
-		}
-	case fleet.CauseTimeout:
-	default:
-		return // the caller's or our own doing
-	}
-	e.errors[e.at]++
-	e.attempts[e.at]++
-}
-
-func (e *ends) rotate() {
-	e.at = (e.at + 1) % errorBuckets
-	e.errors[e.at], e.attempts[e.at], e.headers[e.at] = 0, 0, headerTimes{}
-}
-
-// headerTime is the mean time to response headers over the last 5 s, or false
-// if none came.
-func (e *ends) headerTime() (time.Duration, bool) {
-	var all headerTimes
-	for _, h := range e.headers {
-		all.n += h.n
-		all.sum += h.sum
-	}
-	if all.n == 0 {
-		return 0, false
-	}
-	return all.sum / time.Duration(all.n), true
-}
-
-func (e *ends) own() scorer.Own {
-	errors, attempts := 0, 0
-	for i := range e.errors {
-		errors += e.errors[i]
-		attempts += e.attempts[i]
-	}
-	return scorer.Own{Errors5s: errors, Attempts5s: attempts, OOMStreak: e.oom, ConnectStreak: e.connect, Successes: e.successes}
-}

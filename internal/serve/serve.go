@@ -31,6 +31,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/own"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
@@ -297,7 +298,7 @@ func gracefully(g *grpc.Server) {
 // each endpoint, but not from all at once, and what we have sent ourselves since
 // is known at any moment: a plan every 50 ms brings both to the requests 75 ms
 // earlier on average than one every 200 ms (ADR 0010).
-const tickEvery = 50 * time.Millisecond
+const tickEvery = own.Tick
 
 // bucket is the resolution of what is counted over seconds and of what people
 // are shown: the interval of samples.

@@ -228,38 +228,6 @@ func TestSplitsByHandMoveThePlanToo(t *testing.T) {
 	}
 }
 
-func TestEndsCountStreaksAndRates(t *testing.T) {
-	var e ends
-	end := func(cause fleet.Cause, code int) {
-		e.add(fleet.Outcome{Kind: fleet.AttemptEnded, Cause: cause, Code: code})
-	}
-	end(fleet.CauseServerError, 500)
-	end(fleet.CauseServerError, 500)
-	end(fleet.CauseClientGone, 0) // says nothing about the server
-	if o := e.own(); o.OOMStreak != 2 || o.Errors5s != 2 || o.Attempts5s != 2 {
-		t.Errorf("after two 500s and a caller that left: %+v", o)
-	}
-	end(fleet.CauseClientError, 400)
-	if o := e.own(); o.OOMStreak != 0 || o.Successes != 1 || o.Attempts5s != 3 {
-		t.Errorf("after a 400, which a working server sends: %+v", o)
-	}
-	end(fleet.CauseConnectFailed, 0)
-	end(fleet.CauseReset, 0)
-	if o := e.own(); o.ConnectStreak != 2 {
-		t.Errorf("after a refusal and a reset: %+v", o)
-	}
-	end(fleet.CauseServerError, 503)
-	if o := e.own(); o.ConnectStreak != 0 || o.OOMStreak != 0 {
-		t.Errorf("a 503 ends the streak of failed connections and is no 500: %+v", o)
-	}
-	for range errorBuckets {
-		e.rotate()
-	}
-	if o := e.own(); o.Errors5s != 0 || o.Attempts5s != 0 {
-		t.Errorf("5 s later: %+v", o)
-	}
-}
-
 func TestReadingsBeyondTheBoundDropTheOldest(t *testing.T) {
 	s, err := New(Options{Config: testConfig(t)})
 	if err != nil {
@@ -525,23 +493,6 @@ func TestASilentServerIsAtRisk(t *testing.T) {
 	rows := s.Fleet().Pools[0].Endpoints
 	if rows[0].Risk < 0.82 || rows[0].Share > 0.05 || rows[1].Risk > 0.1 {
 		t.Errorf("silent: %+v\nidle: %+v", rows[0], rows[1])
-	}
-}
-
-func TestTheLedgersDelayIsNoSilence(t *testing.T) {
-	var f foreign
-	for range 3 {
-		f.add(10, 25) // 15 more in the ledger …
-	}
-	if n := f.unanswered(1000); n != 0 { // … at 200 ends a second
-		t.Errorf("%v unanswered at 200/s", n)
-	}
-	if n := f.unanswered(0); n != 15 {
-		t.Errorf("%v unanswered when nothing ends, want 15", n)
-	}
-	f.add(25, 25)
-	if n := f.unanswered(0); n != 0 {
-		t.Errorf("%v unanswered right after the engine counted all", n)
 	}
 }
 

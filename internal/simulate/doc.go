@@ -15,9 +15,10 @@
 // most.
 //
 // In one thing ours knows more here than in production: the exact length of each
-// prompt. There it is estimated as a quarter of the content-length; what was sent
-// since the last sample counts at most 16,384 tokens a request, and a quarter of
-// the endpoint's KV cache in all.
+// prompt, and after which sample it was sent. There the length is estimated as a
+// quarter of the content-length; what was sent since the last sample counts from
+// the tick before its page was read (package own), at most 16,384 tokens a
+// request, and a quarter of the endpoint's KV cache in all.
 //
 // Invariants: a run depends on its [Spec] alone, bit for bit, and starts no
 // goroutine; all policies of a seed see the same arrivals, faults and phases;

@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/own"
 	"github.com/fairlead-proxy/fairlead/telemetry"
 	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
 )
@@ -13,7 +14,7 @@ const (
 	samplePeriod = 200 * time.Millisecond
 	sampleDelay  = 50 * time.Millisecond
 	glancePeriod = 50 * time.Millisecond
-	tickPeriod   = 50 * time.Millisecond // serve's
+	tickPeriod   = own.Tick // serve's
 	ledgerDelay  = 50 * time.Millisecond
 )
 

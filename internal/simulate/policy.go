@@ -257,7 +257,7 @@ func (b *ours) tick() {
 		// What the engine works on for others takes room too, as serve has it.
 		limit := int32(view.MaxInFlight)
 		if b.r.w.gpus[i].window.Age(at(b.r.w.now)) <= time.Second {
-			limit = max(1, limit-b.r.foreign[i].requests())
+			limit = max(1, limit-b.r.foreign[i].Requests())
 		}
 		pool.Endpoints[i] = plan.EndpointInput{
 			Address: v.Endpoint.Address, Slot: uint32(i), Weight: v.Weight, MaxInFlight: limit,
