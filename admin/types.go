@@ -136,10 +136,12 @@ type Endpoint struct {
 	TelemetryAge float64 `json:"telemetry_age_s"`
 	GPUAge       float64 `json:"gpu_age_s"`
 	// TelemetryError is why the last scrape failed, "" if it did not.
-	TelemetryError string  `json:"telemetry_error,omitempty"`
-	KVUsage        float64 `json:"kv_usage"`
-	Running        float64 `json:"running"`
-	Waiting        float64 `json:"waiting"`
+	TelemetryError string `json:"telemetry_error,omitempty"`
+	// KVUsage is the share of the KV cache in use, 0 … 1; Running and Waiting are
+	// the model server's requests. −1 where it tells no such number.
+	KVUsage float64 `json:"kv_usage"`
+	Running float64 `json:"running"`
+	Waiting float64 `json:"waiting"`
 	// Allocation is the memory allocation rate over 1 s, in shares of the KV
 	// cache per second; AllocationMB the same in MB/s where the cache's size in
 	// bytes is known. −1 when unknown.

@@ -169,11 +169,19 @@ func showFleet(w io.Writer, format string, f admin.Fleet) error {
 				if e.Known {
 					risk = strconv.FormatFloat(e.Risk, 'f', 2, 64)
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%d/%d\t%s\t%.2f\t%.0f\t%.0f\t%s\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
-					e.State, 100*e.Share, e.InFlight, e.Errors5s, e.Attempts5s, seconds(e.HeaderMillis/1000), e.KVUsage, e.Running, e.Waiting, seconds(e.TelemetryAge), gpuWord(e), why(e))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
+					e.State, 100*e.Share, e.InFlight, e.Errors5s, e.Attempts5s, seconds(e.HeaderMillis/1000), known(e.KVUsage, 2), known(e.Running, 0), known(e.Waiting, 0), seconds(e.TelemetryAge), gpuWord(e), why(e))
 			}
 		}
 	})
+}
+
+// known is a number with so many decimals, or "-" for one that is not known.
+func known(v float64, decimals int) string {
+	if v < 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(v, 'f', decimals, 64)
 }
 
 // gpuWord is what is known of the endpoint's GPUs in a word, with the last XID.

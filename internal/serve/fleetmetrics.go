@@ -33,8 +33,8 @@ func newGauges(meter metric.Meter) (*gauges, error) {
 		{&g.age, "fairlead.telemetry.age", "s", "Age of the newest numbers, by source; of the model server only numbers that still move count."},
 		{&g.state, "fairlead.endpoint.state", "", "1 for the state that the endpoint is in."},
 		{&g.condition, "fairlead.endpoint.gpu_condition", "", "1 for what the level signals of the endpoint's GPUs say: ok, drain, eject or lost."},
-		{&g.kv, "fairlead.endpoint.kv_usage", "", "Share of the KV cache in use, 0 to 1."},
-		{&g.waiting, "fairlead.endpoint.waiting", "{request}", "Requests queued in the model server."},
+		{&g.kv, "fairlead.endpoint.kv_usage", "", "Share of the KV cache in use, 0 to 1; absent where the server does not tell."},
+		{&g.waiting, "fairlead.endpoint.waiting", "{request}", "Requests queued in the model server; absent where it does not tell."},
 		{&g.allocation, "fairlead.endpoint.allocation", "", "Memory allocation rate over 1 s, in shares of the KV cache per second."},
 		{&g.allocationMB, "gpu_memory_allocation_rate_mb_per_sec", "", "Memory allocation rate over 1 s in MB/s: of the KV cache where the server tells its usage (pools[].kvBytesPerToken given), else of the framebuffer."},
 		{&g.ready, "gpu_node_ready", "", "1 when the node has young telemetry, no GPU fault, and its agent, where one is expected, is connected."},
@@ -118,8 +118,12 @@ func (g *gauges) observeEndpoint(o metric.Observer, p *admin.Pool, e *admin.Endp
 	}
 	if e.Known {
 		o.ObserveFloat64(g.risk, e.Risk, at)
-		o.ObserveFloat64(g.kv, e.KVUsage, at)
-		o.ObserveFloat64(g.waiting, e.Waiting, at)
+		if e.KVUsage >= 0 {
+			o.ObserveFloat64(g.kv, e.KVUsage, at)
+		}
+		if e.Waiting >= 0 {
+			o.ObserveFloat64(g.waiting, e.Waiting, at)
+		}
 	}
 	o.ObserveFloat64(g.share, e.Share, at)
 	o.ObserveFloat64(g.inFlight, float64(e.InFlight), at)

@@ -314,12 +314,17 @@ func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float
 	if d, ok := t.ends.HeaderTime(); ok {
 		row.HeaderMillis = float64(d.Microseconds()) / 1000
 	}
-	if latest, ok := t.window.Latest(); ok {
-		if age := t.window.Age(now); age != telemetry.Never {
-			row.TelemetryAge = age.Seconds()
-		}
-		row.KVUsage, row.Running, row.Waiting = latest.KVUsage, latest.Running, latest.Waiting
+	if age := t.window.Age(now); age != telemetry.Never {
+		row.TelemetryAge = age.Seconds()
 	}
+	last := func(field telemetry.Mask) float64 {
+		if sample, ok := t.window.Last(field, now, time.Hour); ok {
+			v, _ := sample.Value(field)
+			return v
+		}
+		return -1
+	}
+	row.KVUsage, row.Running, row.Waiting = last(telemetry.HasKVUsage), last(telemetry.HasRunning), last(telemetry.HasWaiting)
 	showGPU(&row, &t.window, now)
 	showAllocation(&row, &t.window, now, kvBytes)
 	row.Scaling = scalingOf(t.window.Scaling(now))

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"testing"
 	"time"
 
@@ -246,6 +248,48 @@ func TestAgentsSpeakForEndpointsOfANewConfig(t *testing.T) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("no reading of an endpoint that a reload brought: %+v", s.push.Counters())
+		}
+	}
+}
+
+// TestNumbersThatAServerDoesNotTellAreLeftOut: a 0 would be an empty cache and an
+// empty queue. A GPU's reading between two of the server takes nothing away.
+func TestNumbersThatAServerDoesNotTellAreLeftOut(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.scoring.setModel(scoringModel{Model: &heard{}}) // judges whatever is known
+	now := time.Now()
+	for i := range 2 {
+		for port, known := range map[uint16]telemetry.Mask{
+			1001: telemetry.HasKVUsage | telemetry.HasRunning | telemetry.HasWaiting,
+			1002: telemetry.HasRunning,
+			1003: telemetry.HasKVUsage | telemetry.HasWaiting,
+		} {
+			if i == 1 {
+				known = telemetry.HasGPUUtil
+			}
+			s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
+				Sample: telemetry.Sample{At: now, Known: known, KVUsage: 0.5, Running: 2, Waiting: 3}})
+		}
+		now = now.Add(bucket)
+		s.step(now)
+	}
+	rows := s.Fleet().Pools[0].Endpoints
+	for i, want := range [][3]float64{{0.5, 2, 3}, {-1, 2, -1}, {0.5, -1, 3}} {
+		if got := [3]float64{rows[i].KVUsage, rows[i].Running, rows[i].Waiting}; got != want || !rows[i].Known {
+			t.Errorf("%s: KV usage, running and waiting %v, want %v; known %v", rows[i].Name, got, want, rows[i].Known)
+		}
+	}
+	page := httptest.NewRecorder()
+	s.metrics.handler.ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+	for _, name := range []string{"fairlead_endpoint_kv_usage", "fairlead_endpoint_waiting"} {
+		for endpoint, want := range map[string]bool{"g1": true, "g2": false, "g3": true, "s1": false} {
+			found := regexp.MustCompile(`(?m)^` + name + `\{[^}]*endpoint="` + endpoint + `"`).MatchString(page.Body.String())
+			if found != want {
+				t.Errorf("%s of %s: %v, want %v", name, endpoint, found, want)
+			}
 		}
 	}
 }
