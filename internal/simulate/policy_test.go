@@ -276,3 +276,33 @@ func TestWhatIsLeftToEnvoyIsRetriedAnywhere(t *testing.T) {
 		t.Errorf("retries went to %v; want about 100 each", seen)
 	}
 }
+
+// TestTelemetryAndTicksComeWhenSaid holds the package comment's times: every GPU
+// is sampled every 200 ms, each sample is 50 ms old when it arrives, every router
+// scores and plans every 50 ms.
+func TestTelemetryAndTicksComeWhenSaid(t *testing.T) {
+	w := idleWorld(t, Ours, 2, 3)
+	var sampled [2]time.Duration
+	samples, ticks := 0, 0
+	w.until(2*time.Second-1, func(e event) {
+		switch e.kind {
+		case gpuSampled:
+			sampled[e.a] = w.now
+			samples++
+		case sampleArrives:
+			if late := w.now - sampled[e.a]; late != 50*time.Millisecond {
+				t.Errorf("a sample of GPU %d arrived %v after it was taken", e.a, late)
+			}
+			if s, _ := w.gpus[e.a].window.Latest(); !s.At.Equal(at(w.now)) {
+				t.Errorf("a sample that arrived at %v is stamped %v", w.now, s.At.Sub(origin))
+			}
+		case routerTicks:
+			ticks++
+		case gpuGlanced:
+			t.Error("ours looked at the engines as max-score does")
+		}
+	})
+	if samples != 20 || ticks != 120 {
+		t.Errorf("%d samples of 2 GPUs and %d ticks of 3 routers in 2 s; want 20 and 120", samples, ticks)
+	}
+}
