@@ -132,7 +132,7 @@ func endpointFields(e *Endpoint) []field {
 	return []field{
 		{name: "name", doc: "For people. Default: the address.", value: label(&e.Name)},
 		{name: "address", required: true, value: ipPort(&e.Address, unconnectable)},
-		{name: "node", doc: "The machine it runs on; required where its pool's telemetry is pushed over serve.push.tls, as a DNS name in its agent's certificate.", value: label(&e.Node)},
+		{name: "node", doc: "The machine it runs on; required where its pool's telemetry is pushed over serve.push.tls, as a DNS name in its agent's certificate. Only agents of nodes that stand here may push, and at most 64 others for endpoints without one.", value: label(&e.Node)},
 		{name: "zone", doc: "Where it is; sidecars started with --zone prefer endpoints of theirs.", value: label(&e.Zone)},
 		{name: "gpus", doc: "UUIDs of its GPUs.", value: list(&e.GPUs, 0, anyNumber, label)},
 		{name: "capacity", doc: "Relative to the pool's other endpoints.", preset: "1", value: number(&e.Capacity, 0.01, 1000)},

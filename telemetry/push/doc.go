@@ -11,8 +11,9 @@
 // most window frames are on the way, so numbers cannot grow old unseen in a
 // buffer; a node has one live stream, the newest; readings of one endpoint are
 // delivered in order and their times never go back; whatever a peer sends or
-// withholds, a stream holds a bounded amount of memory. Times cross the wire as
-// ages, so clocks need not agree.
+// withholds, a stream holds a bounded amount of memory, and what outlives it is
+// kept of nodes that the configuration names alone, and of at most 64 others where
+// endpoints name none. Times cross the wire as ages, so clocks need not agree.
 //
 // A frame of 8 GPUs and one endpoint with everything known takes 721 bytes, 862
 // with two endpoints, and 550 more when it brings the GPUs' names: the first of

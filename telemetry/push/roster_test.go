@@ -245,3 +245,38 @@ func TestNodesHandsOutRowsWithoutCopyingThem(t *testing.T) {
 		t.Errorf("after the next frame: %d GPUs, %d endpoints, %d refused", len(c.GPUs), len(c.Endpoints), len(c.Refused))
 	}
 }
+
+// BenchmarkNodes asks for 1,000 nodes of 8 GPUs as serve does: five times a
+// second, each node having said something since.
+func BenchmarkNodes(b *testing.B) {
+	p := pool("a")
+	for i := range nodes {
+		p.Endpoints = append(p.Endpoints, fleet.Endpoint{Address: nodeAddress(i), Node: nodeName(i)})
+	}
+	s := silent(p)
+	now := time.Now()
+	receivers, encoders := make([]*receiver, nodes), make([]encoder, nodes)
+	sequence := uint64(0)
+	round := func() {
+		sequence++
+		for i := range receivers {
+			f := full(1, now)
+			f.Node, f.Endpoints[0].Endpoint = nodeName(i), nodeAddress(i)
+			if ack, err := receivers[i].take(encoders[i].encode(&f, sequence, 0, now)); err != nil || ack.GetError() != "" {
+				b.Fatal(ack, err)
+			}
+		}
+	}
+	for i := range receivers {
+		receivers[i] = &receiver{server: s}
+	}
+	b.ReportAllocs()
+	for range b.N {
+		b.StopTimer()
+		round()
+		b.StartTimer()
+		if n := s.Nodes(); len(n) != nodes || len(n[0].GPUs) != 8 {
+			b.Fatal(len(n))
+		}
+	}
+}

@@ -280,7 +280,7 @@ func (n *node) lastSeen() time.Time {
 	return n.seen
 }
 
-var errTooManyNodes = fmt.Errorf("%d nodes that the configuration does not name are there already", maxUnnamed)
+var errTooManyNodes = fmt.Errorf("%d nodes that the configuration does not name are there already; endpoints[].node names one", maxUnnamed)
 
 // enter finds or makes a node and keeps it until the stream ends, or the
 // configuration names it no more.
