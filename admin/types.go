@@ -135,6 +135,9 @@ type Endpoint struct {
 	// before the first; GPUAge that of the GPU page's.
 	TelemetryAge float64 `json:"telemetry_age_s"`
 	GPUAge       float64 `json:"gpu_age_s"`
+	// Awaited is how long an endpoint whose telemetry is configured has been
+	// waited for, in seconds, while it has never told a number; else 0.
+	Awaited float64 `json:"telemetry_awaited_s,omitempty"`
 	// TelemetryError is why the last scrape failed, "" if it did not.
 	TelemetryError string `json:"telemetry_error,omitempty"`
 	// KVUsage is the share of the KV cache in use, 0 … 1; Running and Waiting are

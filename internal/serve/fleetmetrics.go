@@ -30,7 +30,7 @@ func newGauges(meter metric.Meter) (*gauges, error) {
 		{&g.risk, "fairlead.endpoint.risk", "", "Risk of the endpoint, 0 to 1."},
 		{&g.share, "fairlead.endpoint.share", "", "Part of the pool's new requests that the plan sends to the endpoint, 0 to 1."},
 		{&g.inFlight, "fairlead.endpoint.in_flight", "{request}", "Attempts running on the endpoint."},
-		{&g.age, "fairlead.telemetry.age", "s", "Age of the newest numbers, by source; of the model server only numbers that still move count."},
+		{&g.age, "fairlead.telemetry.age", "s", "Age of the newest numbers, by source; of the model server only numbers that still move count, and of one that never told any the time since it is waited for."},
 		{&g.state, "fairlead.endpoint.state", "", "1 for the state that the endpoint is in."},
 		{&g.condition, "fairlead.endpoint.gpu_condition", "", "1 for what the level signals of the endpoint's GPUs say: ok, drain, eject or lost."},
 		{&g.kv, "fairlead.endpoint.kv_usage", "", "Share of the KV cache in use, 0 to 1; absent where the server does not tell."},
@@ -133,7 +133,11 @@ func (g *gauges) observeEndpoint(o metric.Observer, p *admin.Pool, e *admin.Endp
 	if e.AllocationMB >= 0 {
 		o.ObserveFloat64(g.allocationMB, e.AllocationMB, at)
 	}
-	for source, seconds := range map[string]float64{"engine": e.TelemetryAge, "gpu": e.GPUAge} {
+	engineAge := e.TelemetryAge
+	if engineAge < 0 && e.Awaited > 0 { // one that never spoke must not be silent to alerts too
+		engineAge = e.Awaited
+	}
+	for source, seconds := range map[string]float64{"engine": engineAge, "gpu": e.GPUAge} {
 		if seconds >= 0 {
 			o.ObserveFloat64(g.age, seconds, with("source", source))
 		}

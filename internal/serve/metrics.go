@@ -137,7 +137,7 @@ type metrics struct {
 // scraped the scraper's counts, pushed those of the agents' frames, dropped the ledger's attempts that
 // found no room, faulty, modelRefused and pushTLSRefused whether the config, the
 // model file or the files of serve.push.tls are ones that were refused.
-func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() push.Counters, dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
+func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
@@ -180,7 +180,7 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 		observeFlag(meter, "fairlead.push.tls.refused", "1 while the files of serve.push.tls are ones that can't be used: the last good ones are in use.", pushTLSRefused))
 }
 
-func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() push.Counters, dropped func() uint64) error {
+func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), dropped func() uint64) error {
 	counter := func(name, description string, observe func(metric.Int64Observer)) error {
 		_, err := meter.Int64ObservableCounter(name, metric.WithDescription(description),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -228,10 +228,10 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 			o.Observe(int64(dropped()))
 		}},
 		{"fairlead.push.events", "Frames of agents and what became of them: streams and frames refused, frames of nodes that the config does not name, endpoints not taken, values that could not be true, frames that agents dropped.", func(o metric.Int64Observer) {
-			c := pushed()
+			c, handshakesFailed := pushed()
 			for kind, n := range map[string]uint64{"streams": c.Streams, "streams_refused": c.StreamsRefused, "streams_replaced": c.StreamsReplaced,
 				"frames": c.Frames, "frames_refused": c.FramesRefused, "readings": c.Readings, "endpoints_refused": c.Refused,
-				"rejected_values": c.Rejected, "dropped_by_agents": c.Dropped, "unknown_node_frames": c.UnknownNodes} {
+				"rejected_values": c.Rejected, "handshakes_failed": handshakesFailed, "dropped_by_agents": c.Dropped, "unknown_node_frames": c.UnknownNodes} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},

@@ -233,3 +233,25 @@ func TestEnginesErrorStaysWhileTheGPUsPageAnswers(t *testing.T) {
 		t.Errorf("after an engine reading the error is %q", got)
 	}
 }
+
+// An endpoint that never told a number has an age too: the alert on old telemetry
+// must see it.
+func TestEndpointThatNeverSpokeAges(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for i := range 20 {
+		s.step(now.Add(time.Duration(i) * bucket))
+	}
+	page := httptest.NewRecorder()
+	s.metrics.handler.ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+	age := regexp.MustCompile(`fairlead_telemetry_age_seconds\{endpoint="g1",pool="gpu",source="engine"\} (\S+)`).FindStringSubmatch(page.Body.String())
+	if len(age) != 2 || !strings.HasPrefix(age[1], "3.") {
+		t.Errorf("age %v, want the 3.8 s since the endpoint is waited for", age)
+	}
+	if strings.Contains(page.Body.String(), `fairlead_telemetry_age_seconds{endpoint="s1"`) {
+		t.Error("an endpoint without telemetry has an age")
+	}
+}

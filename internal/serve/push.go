@@ -70,3 +70,12 @@ func agentError(n *push.Node) string {
 	}
 	return strings.Join(parts, "; ")
 }
+
+// pushed are the counts of the agents' frames, with handshakes that never became
+// a stream.
+func (s *Server) pushed() (c push.Counters, handshakesFailed uint64) {
+	if s.pushTLS != nil {
+		handshakesFailed = s.pushTLS.HandshakesFailed()
+	}
+	return s.push.Counters(), handshakesFailed
+}

@@ -46,6 +46,8 @@ type tracker struct {
 	ends   own.Ends
 	// lastErr is why the last reading failed, "" if it did not.
 	lastErr string
+	// since is when it was first shown.
+	since   time.Time
 	foreign own.Foreign
 	sent    own.Sent
 }
@@ -288,7 +290,14 @@ func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 	}
 	each(p, verdicts, func(e *fleet.Endpoint, v scorer.Verdict) {
 		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
-		row := s.row(now, s.endpoints[key], v, float64(p.KVBytesPerToken))
+		t := s.endpoints[key]
+		row := s.row(now, t, v, float64(p.KVBytesPerToken))
+		if t.since.IsZero() {
+			t.since = now
+		}
+		if row.TelemetryAge < 0 && p.Telemetry.Source != fleet.TelemetryNone {
+			row.Awaited = now.Sub(t.since).Seconds()
+		}
 		row.Name, row.Address, row.Node, row.Zone = e.Name, e.Address.String(), e.Node, e.Zone
 		row.Known = !v.Stale && p.Telemetry.Source != fleet.TelemetryNone
 		row.InFlight = s.ledger.InFlight(s.ledger.Slot(key))

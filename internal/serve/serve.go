@@ -113,7 +113,7 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() },
-		func() push.Counters { return s.push.Counters() }, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load, s.pushTLSRefused); err != nil {
+		s.pushed, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load, s.pushTLSRefused); err != nil {
 		return nil, err
 	}
 	s.present = newPresence()

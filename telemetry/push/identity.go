@@ -50,3 +50,11 @@ func (id *identity) valid(now time.Time) error {
 	}
 	return nil
 }
+
+// addressOf is where a stream comes from, for people.
+func addressOf(ctx context.Context) string {
+	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
+		return p.Addr.String()
+	}
+	return "unknown"
+}

@@ -336,7 +336,7 @@ func (v *service) Push(stream pushv1.Telemetry_PushServer) error {
 	if err != nil {
 		return s.refuseStream(codes.Unauthenticated, err)
 	}
-	r := receiver{server: s, identity: id}
+	r := receiver{server: s, identity: id, from: addressOf(stream.Context())}
 	defer r.end()
 	var m pushv1.Frame
 	for {
@@ -367,6 +367,7 @@ func (s *Server) refuseStream(code codes.Code, err error) error {
 type receiver struct {
 	server   *Server
 	identity *identity
+	from     string // the peer's address
 	decoder  decoder
 	node     *node // nil before the first frame
 	// stranger is the name of a node that is not known, "" if it is.
@@ -446,25 +447,26 @@ func (r *receiver) begin() error {
 		return s.refuseStream(codes.ResourceExhausted, err)
 	}
 	r.node = n
-	if n.replace(r) {
+	if before := n.replace(r); before != nil {
 		s.counts.streamsReplaced.Add(1)
-		s.warn("a newer stream of this node replaces the older", "node", r.decoder.node)
+		s.warn("a newer stream of this node replaces the older; two agents with one name would do so for ever",
+			"node", r.decoder.node, "from", r.from, "before", before.from)
 	}
 	return nil
 }
 
 // replace gives r the turn: after it returned, the stream before takes no frame
-// any more; it ends with its next one, or with its connection. It reports
-// whether there was one.
-func (n *node) replace(r *receiver) bool {
+// any more; it ends with its next one, or with its connection. It returns the one
+// before, or nil.
+func (n *node) replace(r *receiver) *receiver {
 	n.turn.Lock()
 	defer n.turn.Unlock()
-	replaced := n.current != nil
+	before := n.current
 	n.current = r
 	n.mu.Lock()
 	n.shown.Connected = true
 	n.mu.Unlock()
-	return replaced
+	return before
 }
 
 // deliver hands on what the node may say and returns what it may not.

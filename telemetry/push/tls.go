@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -103,6 +105,36 @@ func (c *Credentials) Clone() credentials.TransportCredentials {
 	return &Credentials{c.TransportCredentials.Clone(), c.reloader}
 }
 
+// ServerHandshake is the wrapped one's. A handshake that fails never reaches the
+// service, so it is counted and told of here.
+func (c *Credentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		c.reloader.handshakeFailed(raw.RemoteAddr(), err)
+	}
+	return conn, info, err
+}
+
+// HandshakesFailed counts clients without a certificate that is accepted, and
+// connections that spoke no TLS.
+func (c *Credentials) HandshakesFailed() uint64 { return c.reloader.failed.Load() }
+
+// handshakeFailed counts, and logs at most one in warnEvery: anybody who can
+// connect can make these.
+func (r *reloader) handshakeFailed(from net.Addr, err error) {
+	n := r.failed.Add(1)
+	now := time.Now()
+	r.mu.Lock()
+	due := r.warned.IsZero() || now.Sub(r.warned) >= warnEvery
+	if due {
+		r.warned = now
+	}
+	r.mu.Unlock()
+	if due {
+		r.log.Warn("a client of serve.push was refused in its TLS handshake", "from", from.String(), "error", err, "failed_so_far", n)
+	}
+}
+
 // reloader keeps the newest usable content of the files.
 type reloader struct {
 	files fleet.ServerTLS
@@ -112,6 +144,9 @@ type reloader struct {
 	stamps [3]stamp // of the files when they were last read
 	config *tls.Config
 	err    error
+	warned time.Time // of a failed handshake
+
+	failed atomic.Uint64
 }
 
 // stamp tells a file's content from another's without reading it.
