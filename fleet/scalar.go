@@ -387,14 +387,19 @@ func network(into *netip.Prefix) value {
 }
 
 // directory is a path on this machine.
-func directory(into *string) value {
-	return explained(tagText, "a directory's path", schema{"type": "string", "minLength": 1}, func(text string) string {
+func directory(into *string) value { return localPath(into, "a directory's path") }
+
+// file is a file's path on this machine.
+func file(into *string) value { return localPath(into, "a file's path") }
+
+func localPath(into *string, accepted string) value {
+	return explained(tagText, accepted, schema{"type": "string", "minLength": 1}, func(text string) string {
 		*into = text
 		switch {
 		case text == "" || len(text) > 1024 || strings.IndexFunc(text, unprintable) >= 0:
-			return "a directory's path"
+			return accepted
 		case strings.HasPrefix(text, "~"):
-			return "a directory's path (~ is not expanded)"
+			return accepted + " (~ is not expanded)"
 		}
 		return ""
 	})

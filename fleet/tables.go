@@ -66,9 +66,9 @@ func serveFields(s *Serve) []field {
 
 func serverTLSFields(t *ServerTLS) []field {
 	return []field{
-		{name: "certificate", doc: "PEM file of the server's certificate chain.", required: true, value: directory(&t.Certificate)},
-		{name: "key", doc: "PEM file of its key.", required: true, value: directory(&t.Key)},
-		{name: "clientCA", doc: "PEM file of the authority that signs agents' certificates; a certificate's DNS name is the node its agent may speak for.", required: true, value: directory(&t.ClientCA)},
+		{name: "certificate", doc: "PEM file of the server's certificate chain.", required: true, value: file(&t.Certificate)},
+		{name: "key", doc: "PEM file of its key.", required: true, value: file(&t.Key)},
+		{name: "clientCA", doc: "PEM file of the authority that signs agents' certificates; a certificate's DNS name is the node its agent may speak for.", required: true, value: file(&t.ClientCA)},
 	}
 }
 
