@@ -93,15 +93,15 @@ func Build(dir string) (lib string, err error) {
 
 // headerDir returns the directory of the DCGM headers that go-dcgm ships.
 func headerDir() (string, error) {
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+	// Without the tag dcgm no package imports the module, so a fresh cache has it
+	// only once somebody asks.
+	if _, err := goTool("mod", "download", module); err != nil {
+		return "", fmt.Errorf("fetch %s: %w", module, err)
+	}
+	dir, err := goTool("list", "-m", "-f", "{{.Dir}}", module)
 	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
-		}
 		return "", fmt.Errorf("find the headers of %s: %w", module, err)
 	}
-	dir := strings.TrimSpace(string(out))
 	if dir == "" {
 		return "", fmt.Errorf("find the headers: the module %s is not downloaded", module)
 	}
@@ -356,4 +356,14 @@ func (s *Script) Write(path string) error {
 		return fmt.Errorf("write the script of the fake libdcgm: %w", err)
 	}
 	return nil
+}
+
+// goTool runs a go command and returns what it printed.
+func goTool(args ...string) (string, error) {
+	out, err := exec.Command("go", args...).Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(exit.Stderr))
+	}
+	return strings.TrimSpace(string(out)), err
 }
