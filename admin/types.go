@@ -60,12 +60,14 @@ type Agent struct {
 	// FrameAge is the age of its newest frame in seconds.
 	FrameAge float64 `json:"frame_age_s"`
 	Frames   uint64  `json:"frames"`
-	// Dropped are frames that the agent dropped because it was behind; Refused
-	// are parts of frames that serve did not take.
+	// Dropped are frames that the agent dropped because it was behind.
 	Dropped uint64 `json:"dropped"`
-	Refused uint64 `json:"refused"`
-	Error   string `json:"error,omitempty"`
-	GPUs    []GPU  `json:"gpus"`
+	// Refused are endpoints of its newest frame that serve does not take (at most
+	// 8 are counted; Error says why), Rejected values that could not be true.
+	Refused  int    `json:"refused_endpoints"`
+	Rejected uint64 `json:"rejected_values"`
+	Error    string `json:"error,omitempty"`
+	GPUs     []GPU  `json:"gpus"`
 }
 
 // GPU is one GPU, or one MIG instance, of a node with an agent.

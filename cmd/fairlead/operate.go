@@ -115,14 +115,14 @@ func runNodes(ctx context.Context, args []string, io stdio) error {
 }
 
 func showNodes(w io.Writer, format string, f admin.Fleet) error {
-	return show(w, format, f.Nodes, "NODE\tREADY\tAGENT\tFRAME AGE\tDROPPED\tREFUSED\tGPU\tMODEL\tCONDITION\tXID\tWHY", func(w io.Writer) {
+	return show(w, format, f.Nodes, "NODE\tREADY\tAGENT\tFRAME AGE\tDROPPED\tREFUSED\tREJECTED\tGPU\tMODEL\tCONDITION\tXID\tWHY", func(w io.Writer) {
 		for _, n := range f.Nodes {
 			ready := "no"
 			if n.Ready {
 				ready = "yes"
 			}
 			if n.Agent == nil {
-				fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t-\t-\t\t\t\t%s\n", n.Name, ready, n.Why)
+				fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t-\t-\t-\t\t\t\t%s\n", n.Name, ready, n.Why)
 				continue
 			}
 			a, why := n.Agent, n.Why
@@ -133,7 +133,7 @@ func showNodes(w io.Writer, format string, f admin.Fleet) error {
 			if a.Connected {
 				agent = "connected"
 			}
-			head := fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d", n.Name, ready, agent, seconds(a.FrameAge), a.Dropped, a.Refused)
+			head := fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%d", n.Name, ready, agent, seconds(a.FrameAge), a.Dropped, a.Refused, a.Rejected)
 			if len(a.GPUs) == 0 {
 				fmt.Fprintf(w, "%s\t-\t\t\t\t%s\n", head, why)
 			}

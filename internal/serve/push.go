@@ -42,7 +42,7 @@ func (s *Server) agents() map[string]admin.Agent {
 		n := &nodes[i]
 		agent := admin.Agent{
 			Connected: n.Connected, Epoch: n.Epoch, FrameAge: n.Age.Seconds(),
-			Frames: n.Frames, Dropped: n.Dropped, Refused: n.Rejected, Error: agentError(n),
+			Frames: n.Frames, Dropped: n.Dropped, Refused: len(n.Refused), Rejected: n.Rejected, Error: agentError(n),
 			GPUs: make([]admin.GPU, 0, len(n.GPUs)),
 		}
 		for k := range n.GPUs {

@@ -244,7 +244,7 @@ func TestServeTakesFramesOnlyFromTheNodeThatTheCertificateNames(t *testing.T) {
 		}
 		eventually(t, "gpu-a's agent in the view", func() bool {
 			n := s.Fleet().Nodes[0]
-			return n.Name == "gpu-a" && n.Agent != nil && n.Agent.Connected
+			return n.Name == "gpu-a" && n.Agent != nil && n.Agent.Connected && n.Agent.Refused == 1 && strings.Contains(n.Agent.Error, "not taken")
 		})
 	})
 }
