@@ -34,6 +34,7 @@ func (d *decoder) check(c *Config) {
 	d.unique("groups", len(c.Groups), func(i int) string { return c.Groups[i].Name })
 	d.checkPoolReferences(c)
 	routes := byName(len(c.Routes), func(i int) string { return c.Routes[i].Name })
+	d.checkLimits(c, routes)
 	for i, g := range c.Groups {
 		d.checkGroup(g, c.Routes, routes, index("groups", i))
 	}
@@ -159,6 +160,15 @@ func (d *decoder) checkPool(p *Pool, path string) {
 	if at := join(path, "http2"); p.Protocol == HTTP1 && d.given(at) {
 		d.faultAt(at, "HTTP/2 settings on a pool that speaks http1", "http2 together with protocol: h2c")
 	}
+	if p.Decode != nil {
+		at := join(path, "decode")
+		if p.Limit != LimitLearned {
+			d.faultAt(at, "how the batch slows down, with a fixed limit", "decode together with limit: learned")
+		}
+		if p.Decode.Target <= p.Decode.Base && d.given(join(at, "target")) {
+			d.faultAt(join(at, "target"), fmt.Sprintf("%s, not above base %s", p.Decode.Target, p.Decode.Base), "more than base")
+		}
+	}
 	d.checkTelemetry(p.Telemetry, join(path, "telemetry"))
 	d.checkEndpoints(p.Endpoints, join(path, "endpoints"))
 }
@@ -212,6 +222,17 @@ func (d *decoder) checkRoute(r *Route, path string) {
 	if r.TrustDeclared && r.Match.Model != "" {
 		d.faultAt(join(path, "trustDeclared"), "true on a route that matches the body's model", "false: matching the model needs the body that trustDeclared skips")
 	}
+	if r.SkipBody {
+		if r.Match.Model != "" {
+			d.faultAt(join(path, "skipBody"), "true on a route that matches the body's model", "false")
+		}
+		if r.ReadUser {
+			d.faultAt(join(path, "readUser"), "true on a route that reads no body", "readUser without skipBody")
+		}
+	}
+	if d.given(join(path, "oversize")) && r.MaxOutput == 0 && !d.given(join(path, "maxOutput")) {
+		d.faultAt(join(path, "oversize"), "a choice about a limit that is not given", "oversize together with maxOutput")
+	}
 	d.checkSplit(*r, path)
 	if n := len(r.Split) + len(r.Fallback); n > maxChain {
 		d.faultAt(join(path, "fallback"), fmt.Sprintf("a chain of %d pools", n), fmt.Sprintf("at most %d pools in split and fallback together", maxChain))
@@ -219,6 +240,117 @@ func (d *decoder) checkRoute(r *Route, path string) {
 	retry, whole := join(path, "retryBody"), join(path, "maxBody")
 	if d.given(retry) && d.given(whole) && r.RetryBody > r.MaxBody && r.MaxBody > 0 {
 		d.faultAt(retry, fmt.Sprintf("%s, above maxBody %s", r.RetryBody, r.MaxBody), "at most maxBody")
+	}
+}
+
+// checkLimits finds limits that limit nothing, names that don't exist, and
+// requests that two limits would claim.
+func (d *decoder) checkLimits(c *Config, routes map[string]int) {
+	for i := range c.Limits {
+		if l := &c.Limits[i]; l.Name == "" {
+			l.Name = fmt.Sprintf("limit-%d", i+1)
+		}
+	}
+	d.unique("limits", len(c.Limits), func(i int) string { return c.Limits[i].Name })
+	claimed, general := map[string]string{}, ""
+	for i, l := range c.Limits {
+		at := index("limits", i)
+		d.checkLimit(l, at)
+		if len(l.Routes) == 0 {
+			if general != "" {
+				d.faultAt(at, "no routes, and "+general+" names none either", "routes: the names of those it counts for")
+			}
+			general = at
+		}
+		for k, name := range l.Routes {
+			path := index(join(at, "routes"), k)
+			_, exists := routes[name]
+			before, again := claimed[name]
+			switch {
+			case name == "":
+			case !exists && len(c.Routes) > 0:
+				d.faultAt(path, fmt.Sprintf("%q, which is no route", clip(name, 80)), known(routes, "one of the routes"))
+			case again:
+				d.faultAt(path, fmt.Sprintf("%q, which is in %s too", name, before), "each route in one limit")
+			}
+			claimed[name] = path
+		}
+	}
+	d.checkClaims(c)
+	if r := c.Serve.Redis; r != nil {
+		if r.Replicas > 0 && c.Serve.Shard >= r.Replicas {
+			d.faultAt("serve.shard", fmt.Sprintf("%d, with %d replicas", c.Serve.Shard, r.Replicas), fmt.Sprintf("0 … %d, another in each replica", r.Replicas-1))
+		}
+		if d.given("serve.redis.ca") && !r.TLS {
+			d.faultAt("serve.redis.ca", "an authority without TLS", "ca together with tls: true")
+		}
+		if len(c.Limits) == 0 {
+			d.faultAt("serve.redis", "a server to count limits in, and no limits", "serve.redis together with limits")
+		}
+	}
+}
+
+func (d *decoder) checkLimit(l Limit, at string) {
+	given := func(name string) bool { return d.given(join(at, name)) }
+	if !given("requests") && !given("tokens") && !given("concurrency") {
+		d.faultAt(at, "a limit that limits nothing", "one or more of requests, tokens, concurrency")
+	}
+	if (l.Key == ClientKeyJWT) != (l.Claim != "") {
+		d.faultAt(join(at, "claim"), map[bool]string{true: "a claim with another key", false: "no claim"}[l.Claim != ""], "claim together with key: jwt")
+	}
+	seen := map[string]int{}
+	for k, client := range l.Clients {
+		path := join(index(join(at, "clients"), k), "id")
+		if before, again := seen[client.ID]; again && client.ID != "" {
+			d.faultAt(path, fmt.Sprintf("%q, which %s has too", clip(client.ID, 80), index(join(at, "clients"), before)), "each client once")
+		}
+		seen[client.ID] = k
+		if accepted := clientIDFault(l.Key, client.ID); accepted != "" && client.ID != "" {
+			found := fmt.Sprintf("%q", clip(client.ID, 80))
+			if l.Key == ClientKeyAuthorization {
+				found = unsaid(client.ID) // it may be the secret itself
+			}
+			d.faultAt(path, found, accepted)
+		}
+	}
+}
+
+// clientIDFault says what an id of a key must look like, or "" if it does.
+func clientIDFault(key ClientKey, id string) string {
+	switch key {
+	case ClientKeyAuthorization:
+		if hex, ok := strings.CutPrefix(id, "sha256:"); !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
+			return "sha256: and 64 hex digits in lower case, the hash of the header's value as callers send it (Bearer included)"
+		}
+	case ClientKeyAddress:
+		if a, err := netip.ParseAddr(id); err != nil || a.Unmap().String() != id {
+			return "an IP address in its shortest form"
+		}
+	}
+	return ""
+}
+
+// checkClaims finds groups whose sidecars could never tell the clients of a
+// limit apart.
+func (d *decoder) checkClaims(c *Config) {
+	for i := range c.Groups {
+		g := &c.Groups[i]
+		listener := join(index("groups", i), "listener")
+		for _, name := range g.Routes {
+			l := c.LimitOf(name)
+			switch {
+			case l == nil:
+			case l.Key == ClientKeyJWT && g.Listener.JWT == nil:
+				d.faultAt(listener, fmt.Sprintf("no jwt, and limit %q of route %q tells clients apart by a claim", l.Name, name), "jwt: whose tokens are verified")
+			case l.Key == ClientKeyMTLS && (g.Listener.TLS == nil || g.Listener.TLS.ClientCA == ""):
+				d.faultAt(listener, fmt.Sprintf("no tls.clientCA, and limit %q of route %q tells clients apart by their certificates", l.Name, name), "tls with clientCA")
+			default:
+				continue
+			}
+			if l != nil {
+				break
+			}
+		}
 	}
 }
 

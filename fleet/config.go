@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -14,6 +15,9 @@ type Config struct {
 	Groups []Group
 	Pools  []Pool
 	Routes []Route
+	// Limits are the clients' rates and concurrency; a route is subject to one of
+	// them at most, see Config.LimitOf.
+	Limits []Limit
 	// Digest is the hex SHA-256 of the parsed file's bytes.
 	Digest string
 }
@@ -27,6 +31,102 @@ type Serve struct {
 	Push      Push    // where agents push telemetry; absent: nowhere
 	StateDir  string  // journal of weights set by hand; default /var/lib/fairlead
 	Shard     int     // 0…999, the middle part of decision ids; replicas differ in it
+	// Redis, if not nil, is where several replicas keep the counts of Limits in
+	// common; nil: each process counts for itself.
+	Redis *Redis
+}
+
+// OnError says what becomes of limited requests while Redis does not answer.
+type OnError uint8
+
+// Choices of OnError.
+const (
+	OnErrorLocal  OnError = iota + 1 // each replica admits its share of the limit
+	OnErrorOpen                      // everything is admitted
+	OnErrorClosed                    // nothing is admitted
+)
+
+// Redis is a Redis or Valkey server that keeps shared counts.
+type Redis struct {
+	// Address is host:port, or unix:/path.
+	Address  string
+	Username string
+	// Password is a reference: "env:NAME" or "file:/path"; "" is none.
+	Password Secret
+	Database int
+	// TLS encrypts the connection; CA names the PEM file of the server's
+	// authority, "" is the system's.
+	TLS bool
+	CA  string
+	// Deadline bounds one question; default 5ms.
+	Deadline time.Duration
+	OnError  OnError
+	// Replicas is how many processes share the limits; while Redis is away each
+	// admits its part. Serve.Shard 0 … Replicas−1 says which part is whose.
+	Replicas int
+}
+
+// Secret is a reference to a secret, "env:NAME" or "file:/path"; never the
+// secret itself.
+type Secret string
+
+// ClientKey says by what a limit tells clients apart. None of it is a header
+// that a caller may invent at will and be taken for somebody else.
+type ClientKey uint8
+
+// Client keys.
+const (
+	ClientKeyAuthorization ClientKey = iota + 1 // SHA-256 of authorization, else of x-api-key
+	ClientKeyJWT                                // a claim of a token that Envoy has verified
+	ClientKeyMTLS                               // the URI SAN, else the subject, of the caller's certificate
+	ClientKeyAddress                            // the caller's IP address
+)
+
+// RequestClass is how urgent requests are.
+type RequestClass uint8
+
+// Request classes.
+const (
+	ClassInteractive RequestClass = iota + 1
+	ClassBatch
+)
+
+// Rate is an amount per fixed window. The zero Rate is no limit.
+type Rate struct {
+	Amount int64
+	Window time.Duration // 1s, 1m, 1h or 24h
+}
+
+// Limit is what each client of some routes may ask for.
+type Limit struct {
+	Name string
+	Key  ClientKey
+	// Claim is the name of the claim, for ClientKeyJWT.
+	Claim string
+	// Routes are those it counts for; empty: all that no other limit names.
+	Routes   []string
+	Requests Rate // requests per window
+	Tokens   Rate // estimated input and declared output tokens per window
+	// Concurrency is how many requests a client may have in flight; 0: no limit
+	// but its share.
+	Concurrency int
+	// Clients are exceptions, by who they are.
+	Clients []LimitClient
+}
+
+// LimitClient is one client's own limit. Zero rates and a zero concurrency take
+// the limit's.
+type LimitClient struct {
+	// ID is "sha256:" and 64 hex digits of the authorization header's value as
+	// sent, a claim's value, a SAN or subject, or an address, by Limit.Key.
+	ID          string
+	Requests    Rate
+	Tokens      Rate
+	Concurrency int
+	// Weight of its share among clients where there is not enough; default 1.
+	Weight float64
+	// Class, if not 0, goes before the route's.
+	Class RequestClass
 }
 
 // Push is where `fairlead agent` delivers telemetry. The zero Push listens
@@ -122,6 +222,26 @@ type Listener struct {
 	UploadTimeout time.Duration
 	// TrustedCIDRs are caller addresses whose x-request-id is kept.
 	TrustedCIDRs []netip.Prefix
+	// TLS, if not nil, is what the sidecars listen with.
+	TLS *ListenerTLS
+	// JWT, if not nil, is whose tokens the sidecars verify, on routes whose
+	// limit tells clients apart by a claim.
+	JWT *JWT
+}
+
+// ListenerTLS names PEM files on the sidecar's machine.
+type ListenerTLS struct {
+	Certificate, Key string
+	// ClientCA, if set, makes callers show a certificate that it signed.
+	ClientCA string
+}
+
+// JWT is an issuer of tokens.
+type JWT struct {
+	Issuer    string
+	Audiences []string
+	// JWKS is a file with the issuer's keys on the sidecar's machine.
+	JWKS string
 }
 
 // HTTP2 holds flow-control settings. Zero means Envoy's default (16 MiB stream,
@@ -164,9 +284,39 @@ type Pool struct {
 	// KVBytesPerToken is what one token takes in the KV cache, for showing
 	// allocation in MB/s; 0 if unknown. Llama-3.1-8B in bf16: 128KiB.
 	KVBytesPerToken Bytes
+	// Limit says whether MaxInFlight is the limit or its upper end.
+	Limit LimitMode
+	// Decode, if not nil, is how the pool's servers slow down with their batch;
+	// with LimitLearned it bounds the batch.
+	Decode *Decode
 	// SpillAt is the share of the capacity of a zone's endpoints from which
 	// requests of that zone's sidecars go to other zones too; default 0.7.
 	SpillAt float64
+}
+
+// LimitMode says what an endpoint's limit in flight is.
+type LimitMode uint8
+
+// Limit modes.
+const (
+	LimitFixed   LimitMode = iota + 1 // MaxInFlight
+	LimitLearned                      // at most that; less by KV cache, batch and time to first token
+)
+
+// Decode is the linear law of inter-token latency: Base + PerRequest · batch.
+type Decode struct {
+	Base, PerRequest time.Duration
+	// Target is the inter-token latency that the batch must keep.
+	Target time.Duration
+}
+
+// Batch is the largest batch that keeps the target, at least 1:
+// (Target − Base) / PerRequest.
+func (d Decode) Batch() int {
+	if d.PerRequest <= 0 {
+		return 1
+	}
+	return max(1, int((d.Target-d.Base)/d.PerRequest))
 }
 
 // Endpoint is one model server.
@@ -274,7 +424,64 @@ type Route struct {
 	RetryBody Bytes
 	// MaxBody is the largest body accepted; default 64MiB.
 	MaxBody Bytes
+	// SkipBody keeps Envoy from looking for max_tokens and the like in the body:
+	// only headers count.
+	SkipBody bool
+	// ReadUser makes the body's "user" the session where neither
+	// x-session-affinity nor prompt_cache_key is given. It stands in log entries.
+	ReadUser bool
+	// OnFailure says what becomes of requests while ext_proc is dead, when
+	// nobody counts limits.
+	OnFailure OnFailure
+	// Class is how urgent its requests are; a caller may lower it by
+	// x-request-class: batch.
+	Class RequestClass
+	// FairShare keeps a client from more than its share of a pool that is full;
+	// default true.
+	FairShare bool
+	// HoldAtSidecar also bounds, in each sidecar, the requests in flight to each
+	// pool of the route; it holds with Fairlead dead. Default false.
+	HoldAtSidecar bool
+	// MaxOutput is the model's limit on output tokens; 0: unknown.
+	MaxOutput Tokens
+	// Oversize says what becomes of requests above MaxOutput.
+	Oversize Oversize
+	// NoRoom says what becomes of requests that no endpoint's KV cache has room
+	// for now.
+	NoRoom Oversize
+	// Usage lets Envoy read the tokens used out of answers; default false.
+	Usage bool
+	// RetryFields says where the retry fields come from that an upstream's 429,
+	// 503 or 529 lacks.
+	RetryFields RetryFields
 }
+
+// OnFailure says what a route does while ext_proc is dead.
+type OnFailure uint8
+
+// Choices of OnFailure.
+const (
+	FailOpen   OnFailure = iota + 1 // requests pass, unlimited
+	FailClosed                      // requests are answered 503
+)
+
+// Oversize says what becomes of a request that asks for too much.
+type Oversize uint8
+
+// Choices of Oversize.
+const (
+	OversizeRefuse Oversize = iota + 1 // with what fits
+	OversizePass                       // to the server, which may refuse
+)
+
+// RetryFields says where missing retry fields come from.
+type RetryFields uint8
+
+// Choices of RetryFields.
+const (
+	RetryFieldsFixed    RetryFields = iota + 1 // one second, put there by Envoy
+	RetryFieldsComputed                        // from the answer's own headers and from load; the answer's headers are sent to Fairlead
+)
 
 // Match selects requests. Prefix is required; Model, if set, must equal the
 // body's top-level "model".
@@ -320,4 +527,29 @@ func (c *Config) GroupByName(name string) (Group, bool) {
 		}
 	}
 	return Group{}, false
+}
+
+// LimitOf returns the limit that a route is subject to: the first that names it,
+// else the first that names no route; nil if there is none.
+func (c *Config) LimitOf(route string) *Limit {
+	var general *Limit
+	for i := range c.Limits {
+		l := &c.Limits[i]
+		if slices.Contains(l.Routes, route) {
+			return l
+		}
+		if len(l.Routes) == 0 && general == nil {
+			general = l
+		}
+	}
+	return general
+}
+
+// ClientKeyOf returns what a route tells clients apart by, and the claim's name:
+// its limit's key, else the authorization header.
+func (c *Config) ClientKeyOf(route string) (ClientKey, string) {
+	if l := c.LimitOf(route); l != nil {
+		return l.Key, l.Claim
+	}
+	return ClientKeyAuthorization, ""
 }

@@ -83,12 +83,13 @@ func TestDefaults(t *testing.T) {
 			Name: "vllm", Tier: "vllm", Protocol: HTTP1, MaxInFlight: 256, ConnectTimeout: 3 * time.Second,
 			Endpoints: []Endpoint{{Name: "127.0.0.1:8000", Address: addrPort("127.0.0.1:8000"), Capacity: 1}},
 			Telemetry: Telemetry{Source: TelemetryNone, Interval: 200 * time.Millisecond, EnginePath: "/metrics"},
-			SpillAt:   0.7,
+			SpillAt:   0.7, Limit: LimitFixed,
 		}},
 		Routes: []Route{{
 			Name: "chat", Match: Match{Prefix: "/v1"}, Dialect: DialectOpenAI,
 			Strategy: StrategyDynamic, ClientStrategy: ClientStrategyHonor, Affinity: AffinitySession,
 			DefaultMaxTokens: 512, Split: Split{{"vllm", 1}}, RetryBody: 8 << 20, MaxBody: 64 << 20,
+			OnFailure: FailOpen, Class: ClassInteractive, FairShare: true, Oversize: OversizeRefuse, NoRoom: OversizePass, RetryFields: RetryFieldsFixed,
 		}},
 		Digest: c.Digest,
 	}

@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"regexp"
@@ -403,4 +404,78 @@ func localPath(into *string, accepted string) value {
 		}
 		return ""
 	})
+}
+
+// secret is a reference to a secret.
+func secret(into *Secret) value {
+	const accepted = "env:NAME or file:/path"
+	v := scalar(tagText, accepted, schema{"type": "string", "pattern": secretPattern}, func(text string) bool { return true })
+	v.read = func(d *decoder, n *yaml.Node, path string) {
+		*into = Secret(n.Value)
+		if n.Kind != yaml.ScalarNode || n.ShortTag() != tagText || len(n.Value) > 1024 || !secretText.MatchString(n.Value) {
+			// The secret itself, most likely: it stays out of the message.
+			d.fault(n.Line, path, unsaid(n.Value), accepted)
+		}
+	}
+	return v
+}
+
+// unsaid describes a text that may be a secret.
+func unsaid(text string) string { return fmt.Sprintf("a text of %d bytes", len(text)) }
+
+const secretPattern = `^(env:[A-Za-z_][A-Za-z0-9_]*|file:[^\x00-\x1f\x7f]+)$`
+
+var secretText = regexp.MustCompile(secretPattern)
+
+// dialAddress is where to connect to: a host's name or address with a port, or a
+// Unix socket.
+func dialAddress(into *string) value {
+	const accepted = "host:port or unix:/path"
+	return scalar(tagText, accepted, schema{"type": "string", "minLength": 1}, func(text string) bool {
+		*into = text
+		if path, ok := strings.CutPrefix(text, "unix:"); ok {
+			return strings.HasPrefix(path, "/") && socketPathFault(path) == ""
+		}
+		host, port, err := net.SplitHostPort(text)
+		n, perr := strconv.ParseUint(port, 10, 16)
+		return err == nil && perr == nil && n > 0 && host != "" && len(text) <= 280 && strings.IndexFunc(host, func(r rune) bool { return unprintable(r) || r == ' ' || r == '/' || r == '@' }) < 0
+	})
+}
+
+// rateWindows are the windows that a rate may have.
+var rateWindows = []struct {
+	name   string
+	window time.Duration
+}{{"s", time.Second}, {"min", time.Minute}, {"h", time.Hour}, {"day", 24 * time.Hour}}
+
+// maxRate keeps counts inside 40 bits.
+const maxRate = 1_000_000_000_000
+
+// rate is an amount per window.
+func rate(into *Rate) value {
+	const accepted = "a whole number from 1 per s, min, h or day, such as 600/min"
+	return scalar(tagText, accepted, schema{"type": "string", "pattern": `^[1-9][0-9]{0,12}/(s|min|h|day)$`}, func(text string) bool {
+		amount, per, _ := strings.Cut(text, "/")
+		n, err := strconv.ParseInt(amount, 10, 64)
+		if err != nil || n < 1 || n > maxRate || strconv.FormatInt(n, 10) != amount {
+			return false
+		}
+		for _, w := range rateWindows {
+			if w.name == per {
+				*into = Rate{Amount: n, Window: w.window}
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// String returns the form that the config file has, such as 600/min.
+func (r Rate) String() string {
+	for _, w := range rateWindows {
+		if w.window == r.Window {
+			return fmt.Sprintf("%d/%s", r.Amount, w.name)
+		}
+	}
+	return fmt.Sprintf("%d/%s", r.Amount, r.Window)
 }

@@ -48,7 +48,7 @@ func configFields(c *Config) []field {
 		{name: "routes", doc: "Which requests go to which pools.", required: true,
 			value: list(&c.Routes, 1, maxNamed, func(r *Route) value { return object(routeFields(r)) })},
 		{name: "providers", later: "pools alone; hosted providers cannot be configured yet"},
-		{name: "limits", later: "pools[].maxInFlight; rate limits cannot be configured yet"},
+		{name: "limits", doc: "What each client may ask for.", value: list(&c.Limits, 0, maxNamed, func(l *Limit) value { return object(limitFields(l)) })},
 	}
 }
 
@@ -61,6 +61,69 @@ func serveFields(s *Serve) []field {
 		{name: "push", doc: "Where fairlead agent pushes telemetry; absent: nowhere.", value: pushListener(&s.Push)},
 		{name: "stateDir", doc: "Journal of weights set by hand.", preset: "/var/lib/fairlead", value: directory(&s.StateDir)},
 		{name: "shard", doc: "The middle part of decision ids; replicas differ in it.", preset: "0", value: whole(&s.Shard, 0, 999)},
+		{name: "redis", doc: "A Redis or Valkey server in which several replicas count limits together; absent: each process counts for itself.", value: optional(&s.Redis, redisFields)},
+	}
+}
+
+func redisFields(r *Redis) []field {
+	return []field{
+		{name: "address", doc: "host:port or unix:/path.", required: true, value: dialAddress(&r.Address)},
+		{name: "username", value: label(&r.Username)},
+		{name: "password", doc: "env:NAME or file:/path, never the password itself.", value: secret(&r.Password)},
+		{name: "database", preset: "0", value: whole(&r.Database, 0, 1024)},
+		{name: "tls", doc: "Encrypt the connection.", preset: "false", value: boolean(&r.TLS)},
+		{name: "ca", doc: "PEM file of the server's authority; absent: the system's.", value: file(&r.CA)},
+		{name: "deadline", doc: "Bounds one question to the server.", preset: "5ms", value: duration(&r.Deadline, time.Millisecond, time.Second)},
+		{name: "onError", doc: "While it does not answer: local (each replica admits its part of the limit), open (everything passes), closed (nothing does).", preset: "local", value: choice(&r.OnError, nil, "local", "open", "closed")},
+		{name: "replicas", doc: "How many processes share the limits; serve.shard 0 … replicas−1 says which part is whose.", required: true, value: whole(&r.Replicas, 1, 1000)},
+	}
+}
+
+func limitFields(l *Limit) []field {
+	return []field{
+		{name: "name", doc: "Names the policy in answers and metrics. Default: limit-1, limit-2, … by place.", value: nameOf(&l.Name)},
+		{name: "key", doc: "What tells clients apart: the hash of authorization (else x-api-key), a claim of a verified token, the certificate's identity, or the address. A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
+		{name: "claim", doc: "The claim's name, with key jwt.", value: label(&l.Claim)},
+		{name: "routes", doc: "Routes it counts for; absent: all that no other limit names.", value: list(&l.Routes, 0, maxNamed, reference)},
+		{name: "requests", doc: "Requests per window, such as 600/min.", value: rate(&l.Requests)},
+		{name: "tokens", doc: "Estimated input and declared output tokens per window; settled by usage where the route reads it.", value: rate(&l.Tokens)},
+		{name: "concurrency", doc: "Requests in flight; absent: no limit but the client's share.", value: whole(&l.Concurrency, 1, 1_000_000)},
+		{name: "clients", doc: "Clients with limits of their own.", value: list(&l.Clients, 0, 10_000, func(c *LimitClient) value { return object(limitClientFields(c)) })},
+	}
+}
+
+func limitClientFields(c *LimitClient) []field {
+	return []field{
+		{name: "id", doc: "By key: sha256: and the 64 hex digits of the authorization value's hash; the claim's value; the certificate's URI SAN or subject; the address.", required: true, value: label(&c.ID)},
+		{name: "requests", doc: "Absent: the limit's.", value: rate(&c.Requests)},
+		{name: "tokens", doc: "Absent: the limit's.", value: rate(&c.Tokens)},
+		{name: "concurrency", doc: "Absent: the limit's.", value: whole(&c.Concurrency, 1, 1_000_000)},
+		{name: "weight", doc: "Of its share among clients where there is not enough.", preset: "1", value: number(&c.Weight, 0.01, 1000)},
+		{name: "class", doc: "Absent: the route's.", value: choice(&c.Class, nil, "interactive", "batch")},
+	}
+}
+
+func listenerTLSFields(t *ListenerTLS) []field {
+	return []field{
+		{name: "certificate", doc: "PEM file of the chain.", required: true, value: file(&t.Certificate)},
+		{name: "key", doc: "PEM file of its key.", required: true, value: file(&t.Key)},
+		{name: "clientCA", doc: "PEM file of the authority that signs callers' certificates; absent: callers need none.", value: file(&t.ClientCA)},
+	}
+}
+
+func jwtFields(j *JWT) []field {
+	return []field{
+		{name: "issuer", required: true, value: label(&j.Issuer)},
+		{name: "audiences", doc: "Tokens must name one of them; absent: any.", value: list(&j.Audiences, 0, 64, label)},
+		{name: "jwks", doc: "File with the issuer's keys.", required: true, value: file(&j.JWKS)},
+	}
+}
+
+func decodeFields(d *Decode) []field {
+	return []field{
+		{name: "base", doc: "Inter-token latency at a batch of nothing; Llama-3.1-8B on an H100: 6.91ms.", required: true, value: duration(&d.Base, 0, time.Second)},
+		{name: "perRequest", doc: "What each request in the batch adds; there 85.2us.", required: true, value: duration(&d.PerRequest, time.Nanosecond, time.Second)},
+		{name: "target", doc: "The inter-token latency to keep.", required: true, value: duration(&d.Target, time.Millisecond, 10*time.Second)},
 	}
 }
 
@@ -97,6 +160,8 @@ func listenerFields(l *Listener) []field {
 		{name: "uploadTimeout", doc: "How long a request may take to arrive in full. Half-sent requests hold a place at a model server.", preset: "1m",
 			value: duration(&l.UploadTimeout, time.Second, 24*time.Hour)},
 		{name: "trusted", doc: "Callers whose x-request-id is kept.", value: list(&l.TrustedCIDRs, 0, anyNumber, network)},
+		{name: "tls", doc: "TLS towards callers; files on the sidecar's machine. Absent: plaintext.", value: optional(&l.TLS, listenerTLSFields)},
+		{name: "jwt", doc: "Whose tokens sidecars verify, on routes whose limit's key is jwt. Absent: nobody's.", value: optional(&l.JWT, jwtFields)},
 	}
 }
 
@@ -119,6 +184,8 @@ func poolFields(p *Pool) []field {
 		{name: "endpoints", doc: "The servers; an empty list makes the pool fail over at once.", required: true,
 			value: list(&p.Endpoints, 0, anyNumber, func(e *Endpoint) value { return object(endpointFields(e)) })},
 		{name: "maxInFlight", doc: "Concurrent attempts per endpoint.", preset: "256", value: whole(&p.MaxInFlight, 1, 65_535)},
+		{name: "limit", doc: "fixed: maxInFlight is the limit. learned: it is the upper end, and the KV cache, the batch (see decode) and the time to first token may lower it.", preset: "fixed", value: choice(&p.Limit, nil, "fixed", "learned")},
+		{name: "decode", doc: "How inter-token latency grows with the batch; bounds it, with limit learned.", value: optional(&p.Decode, decodeFields)},
 		{name: "healthCheck", doc: "Envoy's active check; absent: none.", value: optional(&p.HealthCheck, healthCheckFields)},
 		{name: "outlierDetection", doc: "Let Envoy eject endpoints after three 502, 503 or 504 in a row, or five of any 5xx; refused connections eject nobody (see healthCheck).", preset: "false", value: boolean(&p.OutlierDetection)},
 		{name: "connectTimeout", preset: "3s", value: duration(&p.ConnectTimeout, time.Millisecond, time.Minute)},
@@ -168,7 +235,7 @@ func routeFields(r *Route) []field {
 		{name: "dialect", doc: "The API its clients speak; errors are written in it.", required: true, value: choice(&r.Dialect, nil, "openai", "anthropic")},
 		{name: "strategy", doc: "Who picks the endpoint: Envoy (legacy) or the plan (dynamic).", preset: "dynamic", value: choice(&r.Strategy, nil, "legacy", "dynamic")},
 		{name: "clientStrategy", doc: "What a client's x-route-strategy does.", preset: "honor", value: choice(&r.ClientStrategy, nil, "honor", "ignore")},
-		{name: "trustDeclared", doc: "Believe the max_tokens header alone and skip the body.", preset: "false", value: boolean(&r.TrustDeclared)},
+		{name: "trustDeclared", doc: "Believe the max_tokens header where there is one, and skip the body then.", preset: "false", value: boolean(&r.TrustDeclared)},
 		{name: "defaultMaxTokens", doc: "The output budget of a request that declares none.", preset: "512", value: whole(&r.DefaultMaxTokens, 1, 10_000_000)},
 		{name: "pool", doc: "The only pool; or give a split.", value: solePool(&r.Split)},
 		{name: "split", doc: "Pools with weights, the canary first; published as basis points.",
@@ -178,6 +245,17 @@ func routeFields(r *Route) []field {
 		{name: "timeouts", value: object(timeoutFields(&r.Timeouts))},
 		{name: "retryBody", doc: "The largest body that can be sent a second time.", preset: "8MiB", value: size(&r.RetryBody, 1, 1<<30)},
 		{name: "maxBody", doc: "The largest body accepted.", preset: "64MiB", value: size(&r.MaxBody, 1, 1<<30)},
+		{name: "skipBody", doc: "Do not look for max_tokens and the like in the body: only headers count.", preset: "false", value: boolean(&r.SkipBody)},
+		{name: "readUser", doc: "Take the body's user for the session where nothing else names one. It stands in log entries.", preset: "false", value: boolean(&r.ReadUser)},
+		{name: "onFailure", doc: "While ext_proc is dead and nobody counts limits: open lets requests pass, closed answers 503.", preset: "open", value: choice(&r.OnFailure, nil, "open", "closed")},
+		{name: "class", doc: "How urgent its requests are; a caller may lower it by x-request-class: batch.", preset: "interactive", value: choice(&r.Class, nil, "interactive", "batch")},
+		{name: "fairShare", doc: "Keep a client from more than its share of a pool that is full.", preset: "true", value: boolean(&r.FairShare)},
+		{name: "holdAtSidecar", doc: "Bound the requests in flight to each pool of the route in each sidecar too; holds with Fairlead dead.", preset: "false", value: boolean(&r.HoldAtSidecar)},
+		{name: "maxOutput", doc: "The model's limit on output tokens; absent: unknown.", value: whole(&r.MaxOutput, 1, 10_000_000)},
+		{name: "oversize", doc: "Requests above maxOutput: refuse (400, with what fits) or pass.", preset: "refuse", value: choice(&r.Oversize, nil, "refuse", "pass")},
+		{name: "noRoom", doc: "Requests that no endpoint's KV cache has room for now: refuse (429, with what fits) or pass.", preset: "pass", value: choice(&r.NoRoom, nil, "refuse", "pass")},
+		{name: "usage", doc: "Let Envoy read the tokens used out of answers.", preset: "false", value: boolean(&r.Usage)},
+		{name: "retryFields", doc: "Where the retry fields come from that a 429, 503 or 529 of a server lacks: fixed (one second, by Envoy) or computed (the answer's headers are sent to Fairlead).", preset: "fixed", value: choice(&r.RetryFields, nil, "fixed", "computed")},
 	}
 }
 

@@ -56,6 +56,14 @@ func (s Strategy) String() string {
 	return name([]string{"invalid", "legacy", "dynamic"}, uint8(s))
 }
 
+func (k ClientKey) String() string {
+	return name([]string{"invalid", "authorization", "jwt", "mtls", "address"}, uint8(k))
+}
+
+func (c RequestClass) String() string {
+	return name([]string{"invalid", "interactive", "batch"}, uint8(c))
+}
+
 func (p Protocol) String() string {
 	return name([]string{"invalid", "http1", "h2c"}, uint8(p))
 }
@@ -220,7 +228,24 @@ type Outcome struct {
 	Duration      time.Duration
 	RequestBytes  int64
 	ResponseBytes int64
-	At            time.Time // arrival
+	// RetryAfter is what the upstream's answer told to wait, 0 if nothing; for
+	// AttemptEnded.
+	RetryAfter time.Duration
+	// Usage is what the answer said it took; for RequestEnded.
+	Usage Usage
+	At    time.Time // arrival
+}
+
+// Usage is what a generation took, as the answer itself tells.
+type Usage struct {
+	// Known is false when the answer told nothing, as on routes without usage.
+	// The counts are then 0 and mean nothing.
+	Known bool
+	// Input counts prompt tokens, Cached the part of them that came from a
+	// cache; Output counts generated tokens.
+	Input, Cached, Output Tokens
+	// Error is true when the answer was a 200 whose stream told an error.
+	Error bool
 }
 
 // ParseStrategy reads "legacy" or "dynamic".
