@@ -26,7 +26,7 @@ func TestBrokenFiles(t *testing.T) {
 		{"", "f: found nothing; accepted: a mapping with apiVersion, kind, groups, pools and routes"},
 		{"# nothing but a comment\n", "f: found nothing; accepted: a mapping with apiVersion, kind, groups, pools and routes"},
 		{"\n- a\n", "f:2: found a list; accepted: a mapping with apiVersion, kind, serve, groups, pools, routes, limits"},
-		{"just text", `f:1: found "just text"; accepted: a mapping with apiVersion, kind, serve, groups, pools, routes`},
+		{"just text", `f:1: found "just text"; accepted: a mapping with apiVersion, kind, serve, groups, pools, routes, limits`},
 		{"---\n", "f:2: found nothing; accepted: a mapping with apiVersion, kind, serve, groups, pools, routes, limits"},
 		{"kind: x\n\tb: y\n", "f:2: found broken YAML (found a tab character that violates indentation); accepted: YAML; indent with spaces, quote values that hold : or #"},
 		{"kind: [x\nb: y\n", "f:2: found broken YAML (did not find expected ',' or ']'); accepted: YAML; indent with spaces, quote values that hold : or #"},
