@@ -104,6 +104,16 @@ type RouteInfo struct {
 	FirstTokenMillis uint32
 	// Affinity is AffinitySession where Class.Session counts.
 	Affinity fleet.Affinity
+	// The rest is as in RouteInput, with BytesPerToken's default filled in.
+	ClientKey        fleet.ClientKey
+	Claim            string
+	Class            fleet.RequestClass
+	Limited          bool
+	MaxOutput        fleet.Tokens
+	Oversize, NoRoom fleet.Oversize
+	BytesPerToken    float64
+	ComputedRetry    bool
+	ReadUser         bool
 }
 
 // maxItems bounds pools and routes, whose ids are 16 bits wide, and keeps
@@ -409,6 +419,19 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 		DefaultBudget:    in.DefaultBudget,
 		FirstTokenMillis: in.FirstTokenMillis,
 		Affinity:         in.Affinity,
+		ClientKey:        in.ClientKey,
+		Claim:            in.Claim,
+		Class:            in.Class,
+		Limited:          in.Limited,
+		MaxOutput:        in.MaxOutput,
+		Oversize:         in.Oversize,
+		NoRoom:           in.NoRoom,
+		BytesPerToken:    in.BytesPerToken,
+		ComputedRetry:    in.ComputedRetry,
+		ReadUser:         in.ReadUser,
+	}
+	if r.info.BytesPerToken == 0 {
+		r.info.BytesPerToken = DefaultBytesPerToken
 	}
 	r.advice = compileAdvice(r, pools)
 	return nil
@@ -493,6 +516,17 @@ func (p *Plan) Slot(pick Pick) (uint32, bool) {
 		return 0, false
 	}
 	return pl.endpoints[pick.Endpoint].slot, true
+}
+
+// Limit is how many attempts may be in flight on a pick; 0 is no limit. It is
+// what a caller that has to be exact reserves a place under: the counts that
+// Decide compares may be a moment old. Of a closed endpoint it is negative.
+func (p *Plan) Limit(pick Pick) int32 {
+	pl := p.pool(pick.Pool)
+	if pl == nil || uint(pick.Endpoint) >= uint(len(pl.endpoints)) {
+		return 0
+	}
+	return pl.endpoints[pick.Endpoint].max
 }
 
 // AddressText returns "ip:port" of a pick, or "" if there is none. It doesn't

@@ -30,6 +30,11 @@ type PoolInput struct {
 	// go to other zones too, 0 … 1; 0 stands for DefaultSpillAt. See Class.Zone.
 	SpillAt   float64
 	Endpoints []EndpointInput
+	// Backlogged marks burst levels that are at their budget while the pool is
+	// full. Requests of the next larger level then go to idle endpoints, those
+	// with at most half of their limit in flight and a risk below
+	// fleet.RiskPrefer, if the pool has any.
+	Backlogged [fleet.BurstLevels]bool
 }
 
 // DefaultSpillAt leaves a zone the room that a burst inside one tick takes.
@@ -54,6 +59,9 @@ type EndpointInput struct {
 	// KVFree is the free part of the KV cache in tokens, or −1 if unknown.
 	KVFree fleet.Tokens
 	Risk   fleet.Risk
+	// Closed says that the endpoint told callers to stay away for now (a 429 or
+	// 503 with a time to wait): it counts as full, whatever is in flight.
+	Closed bool
 	// State StateDraining keeps the endpoint out of every choice, also where
 	// nothing else is left: who drains a server wants to stop it. It is no room
 	// for requests that Envoy steers either, since Envoy is told the same.
@@ -101,7 +109,31 @@ type RouteInput struct {
 	// Affinity AffinitySession sends the requests of one session to one endpoint
 	// of the pool while that endpoint has room; 0 is AffinityNone.
 	Affinity fleet.Affinity
+	// ClientKey and Claim say what tells the route's clients apart.
+	ClientKey fleet.ClientKey
+	Claim     string
+	Class     fleet.RequestClass
+	// Limited: a limit counts for the route, and its answers tell where a client
+	// stands.
+	Limited bool
+	// MaxOutput is the model's limit on output tokens, 0 if unknown; Oversize and
+	// NoRoom say what becomes of requests above it, and of those that no endpoint
+	// has room for now. 0 is OversizePass.
+	MaxOutput        fleet.Tokens
+	Oversize, NoRoom fleet.Oversize
+	// BytesPerToken turns a body's length into prompt tokens; 0 is
+	// DefaultBytesPerToken.
+	BytesPerToken float64
+	// ComputedRetry: the answer's headers come to Fairlead when its status is one
+	// that may lack retry fields.
+	ComputedRetry bool
+	// ReadUser: the body's user names the session where nothing else does.
+	ReadUser bool
 }
+
+// DefaultBytesPerToken: one token is about four characters of English text
+// (OpenAI's tokenizer page).
+const DefaultBytesPerToken = 4
 
 // Live reports how many attempts are in flight on an endpoint's slot.
 type Live interface {
@@ -127,6 +159,9 @@ type Class struct {
 	Arm      PoolID
 	Level    fleet.BurstLevel
 	Strategy fleet.Strategy
+	// Budget is the exact output budget; 0 is unknown: then no size is refused.
+	// It counts only for RouteInput.Oversize and NoRoom.
+	Budget fleet.Tokens
 	// Prompt is the estimated length of the prompt; 0 or less is unknown. The
 	// request needs that much and its level's upper budget in an endpoint's free
 	// KV cache; endpoints that are known to have less are taken only when no
@@ -155,7 +190,7 @@ type Action uint8
 const (
 	ActionSteer  Action = iota + 1 // name the endpoints
 	ActionLeave                    // let Envoy choose
-	ActionRefuse                   // answer 429
+	ActionRefuse                   // answer 429, or 400 with ReasonOversize
 )
 
 // Reason says why; one enum for logs, metric labels, headers and records.
@@ -175,12 +210,15 @@ const (
 	ReasonUnknownArm                     // the route splits and the drawn pool is unknown; left to Envoy
 	ReasonAffinity                       // the session's own endpoint
 	ReasonZoneSpill                      // an endpoint of another zone: those of the sidecar's have no room
+	ReasonOversize                       // refused: the budget is above the model's limit; Decision.Fits is that
+	ReasonNoRoom                         // refused: no endpoint's KV cache has room now; Decision.Fits is what has
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
 	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity", "zone_spill",
+	"oversize", "no_room",
 }
 
 func (r Reason) String() string {
@@ -228,6 +266,9 @@ type Decision struct {
 	// chain; Picks[0] is the choice.
 	Picks [MaxAttempts]Pick
 	N     uint8
+	// Fits is the largest output budget that would not have been refused, with
+	// ReasonOversize and ReasonNoRoom; 0 when not even one token fits.
+	Fits fleet.Tokens
 	// RunnerUp is the candidate that lost, for records; equal to Picks[0] when
 	// both draws fell on one endpoint.
 	RunnerUp Pick

@@ -19,6 +19,16 @@ const (
 	// HeaderSessionAffinity is an opaque key; requests with equal keys draw the
 	// same arm of a split.
 	HeaderSessionAffinity = "x-session-affinity"
+	// HeaderRequestClass lowers a request's class: "batch". Nothing else is
+	// believed.
+	HeaderRequestClass = "x-request-class"
+	// HeaderStainlessTimeout and HeaderStainlessReadTimeout are how long an
+	// official SDK waits for an attempt, in seconds; HeaderStainlessRetry counts
+	// the attempts before this one. HeaderGRPCTimeout is gRPC's own.
+	HeaderStainlessTimeout     = "x-stainless-timeout"
+	HeaderStainlessReadTimeout = "x-stainless-read-timeout"
+	HeaderStainlessRetry       = "x-stainless-retry-count"
+	HeaderGRPCTimeout          = "grpc-timeout"
 	// HeaderRequestID is Envoy's and the client's correlation id.
 	HeaderRequestID = "x-request-id"
 )
@@ -56,6 +66,21 @@ const (
 	HeaderShouldRetry            = "x-should-retry"
 )
 
+// Headers that tell where a client stands with its limit. X-RateLimit-* are those
+// of draft-polli-ratelimit-headers-03, which Envoy's own filter writes too, with
+// the reset in seconds from now; RateLimit and RateLimit-Policy are those of
+// draft-ietf-httpapi-ratelimit-headers-10.
+const (
+	HeaderRateLimitLimit           = "x-ratelimit-limit"
+	HeaderRateLimitRemaining       = "x-ratelimit-remaining"
+	HeaderRateLimitReset           = "x-ratelimit-reset"
+	HeaderRateLimitLimitTokens     = "x-ratelimit-limit-tokens"
+	HeaderRateLimitRemainingTokens = "x-ratelimit-remaining-tokens"
+	HeaderRateLimitResetTokens     = "x-ratelimit-reset-tokens"
+	HeaderRateLimit                = "ratelimit"
+	HeaderRateLimitPolicy          = "ratelimit-policy"
+)
+
 // Dynamic-metadata namespaces.
 const (
 	// NamespacePeek holds the body's top-level fields as json_to_metadata found
@@ -67,6 +92,14 @@ const (
 	NamespaceGroups = "fairlead.groups"
 	// NamespaceLog holds what answers and access logs show of a decision.
 	NamespaceLog = "fairlead.log"
+	// NamespaceLimit holds, by header name, what routes with a limit put on
+	// answers: the headers of a standing, and HeaderRecommendedConcurrency.
+	NamespaceLimit = "fairlead.limit"
+	// NamespaceJWT holds the claims of a verified token under KeyClaims; Envoy
+	// forwards it to ext_proc.
+	NamespaceJWT = "envoy.filters.http.jwt_authn"
+	// NamespaceSSE holds what sse_to_metadata found in a streamed answer.
+	NamespaceSSE = "fairlead.sse"
 	// NamespaceServed holds KeyHost, the endpoint Envoy's load balancer chose.
 	NamespaceServed = "fairlead.served"
 )
@@ -89,6 +122,10 @@ const (
 	KeyModel               = "model"
 	KeyStream              = "stream"
 	KeyPromptCacheKey      = "prompt_cache_key"
+	// KeyN is how many answers are asked for.
+	KeyN = "n"
+	// KeyUser is there only where a route reads it.
+	KeyUser = "user"
 	// KeyError is true when the body could not be parsed (broken JSON, or a
 	// content type that is not JSON).
 	KeyError = "error"
@@ -96,6 +133,9 @@ const (
 	// that a parsed body always leaves something in NamespacePeek.
 	KeyRead = "read"
 )
+
+// KeyClaims is the key of NamespaceJWT under which the payload stands.
+const KeyClaims = "claims"
 
 // Names of Fairlead's own clusters. Pool names can't contain an underscore, so
 // they never collide with these.
@@ -129,6 +169,15 @@ const (
 	// from HeaderAttemptCount and HeaderDecision.
 	TagAttempt  = "attempt"
 	TagDecision = "decision"
+	// TagInput, TagCached and TagOutput are custom tags of downstream entries of
+	// routes with usage: tokens as whole numbers. TagSSEError is there when a
+	// streamed answer told an error; TagSSEOutput is what the stream had told of
+	// output tokens when it broke off.
+	TagInput     = "tokens_in"
+	TagCached    = "tokens_cached"
+	TagOutput    = "tokens_out"
+	TagSSEError  = "sse_error"
+	TagSSEOutput = "sse_out"
 )
 
 // Attributes that Envoy sends with a request.
@@ -138,6 +187,10 @@ const (
 	AttributeSource      = "source.address"
 	// AttributeZone is the sidecar's zone, "" if its bootstrap names none.
 	AttributeZone = "xds.node.locality.zone"
+	// AttributeURISAN and AttributeSubject are the caller's certificate's, where
+	// it showed one.
+	AttributeURISAN  = "connection.uri_san_peer_certificate"
+	AttributeSubject = "connection.subject_peer_certificate"
 	// AttributesKey is the filter name under which they come.
 	AttributesKey = "envoy.filters.http.ext_proc"
 )
@@ -145,3 +198,7 @@ const (
 // NodeListen is the key of a node's metadata that names the listening address
 // of this sidecar ("127.0.0.1:9001").
 const NodeListen = "fairlead.listen"
+
+// RuntimeName is the name of the runtime layer that sidecars are served over
+// RTDS.
+const RuntimeName = "fairlead"
