@@ -1,7 +1,7 @@
 // Package wire holds the names that travel between Envoy, clients and
 // Fairlead: header names, dynamic-metadata namespaces and keys, the names
 // of the clusters that belong to Fairlead itself, and of routes and groups. It
-// holds constants only.
+// holds names and nothing else.
 package wire
 
 // Request headers that clients may send.
@@ -202,3 +202,15 @@ const NodeListen = "fairlead.listen"
 // RuntimeName is the name of the runtime layer that sidecars are served over
 // RTDS.
 const RuntimeName = "fairlead"
+
+// RetryHeaders are the response headers from which it can be read how long a
+// server wants callers to stay away: the SDKs' own, and the families of OpenAI
+// and Azure (Go-like durations, milliseconds) and Anthropic (RFC 3339).
+func RetryHeaders() []string {
+	return []string{
+		HeaderRetryAfterMs, "x-ms-retry-after-ms", HeaderRetryAfter,
+		"x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", HeaderRateLimitReset,
+		"anthropic-ratelimit-requests-reset", "anthropic-ratelimit-tokens-reset",
+		"anthropic-ratelimit-input-tokens-reset", "anthropic-ratelimit-output-tokens-reset",
+	}
+}
