@@ -58,6 +58,26 @@ func newLevelSets(in []EndpointInput, everyone []int32) (out levelSets) {
 	return out
 }
 
+// idleSets are, for each level whose next smaller one is backlogged, its idle
+// candidates; none elsewhere, and where all are idle or none is.
+func idleSets(in *PoolInput, sets *levelSets) (out levelSets) {
+	for level := 1; level < len(sets); level++ {
+		if !in.Backlogged[level-1] {
+			continue
+		}
+		var idle []int32
+		for _, e := range sets[level] {
+			if in.Endpoints[e].idle() {
+				idle = append(idle, e)
+			}
+		}
+		if len(idle) < len(sets[level]) {
+			out[level] = idle
+		}
+	}
+	return out
+}
+
 // shared returns the first level with the same slice.
 func (s *levelSets) shared(level int) int {
 	for k := range level {

@@ -53,6 +53,9 @@ type region struct {
 	// tables holds one table per burst level; nil where there is no candidate.
 	// Levels with equal candidates share one table.
 	tables [fleet.BurstLevels]*table
+	// idle holds a table over the idle endpoints for each level that goes there
+	// first; see PoolInput.Backlogged.
+	idle [fleet.BurstLevels]*table
 	// ring gives sessions their homes; empty in pools that no route with affinity
 	// uses.
 	ring ring
@@ -60,10 +63,11 @@ type region struct {
 
 type endpoint struct {
 	slot uint32
-	max  int32 // 0: unlimited
+	max  int32 // 0: unlimited; below 0: closed
 	kv   int32 // free tokens of the KV cache; unlimited when unknown
 	// calm is true when the endpoint's risk lets it take sessions.
 	calm bool
+	idle bool
 }
 
 // affinityRisk is the risk from which an endpoint takes no request for the sake
@@ -87,6 +91,9 @@ type route struct {
 	single bool
 	// sticky is true when sessions have homes.
 	sticky bool
+	// room is the largest free KV cache of the chain's endpoints that may be
+	// chosen; unlimited where any is unknown.
+	room   int32
 	advice routeAdvice
 }
 
@@ -231,7 +238,10 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 		}
 		seen[e.Address] = struct{}{}
 		pl.drains = pl.drains || e.State == fleet.StateDraining
-		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight, kv: kvRoom(e.KVFree), calm: e.Risk < affinityRisk}
+		pl.endpoints[i] = endpoint{slot: e.Slot, max: e.MaxInFlight, kv: kvRoom(e.KVFree), calm: e.Risk < affinityRisk, idle: e.idle()}
+		if e.Closed {
+			pl.endpoints[i].max = closed
+		}
 	}
 	if pl.drains {
 		pl.serving = serving(in.Endpoints)
@@ -239,8 +249,10 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 	pl.addresses = formatAddresses(in.Endpoints)
 	everyone := candidates(in.Endpoints, math.MinInt64)
 	sets := newLevelSets(in.Endpoints, everyone)
+	idle := idleSets(in, &sets)
 	pl.whole.compile(in.Endpoints, everyone, &sets, sticky)
-	p.compileZones(pl, in, everyone, &sets, sticky)
+	pl.whole.idle = idle.tables(in.Endpoints)
+	p.compileZones(pl, in, everyone, &sets, &idle, sticky)
 	pl.steered = ReasonWeighted
 	if allUnknown(in.Endpoints) {
 		pl.steered = ReasonNoTelemetry
@@ -272,7 +284,7 @@ func settled(in []EndpointInput, set []int32) []int32 {
 }
 
 // compileZones parts a pool by zones, if its candidates are in more than one.
-func (p *Plan) compileZones(pl *pool, in *PoolInput, everyone []int32, sets *levelSets, sticky bool) {
+func (p *Plan) compileZones(pl *pool, in *PoolInput, everyone []int32, sets, idle *levelSets, sticky bool) {
 	several := false
 	for _, e := range everyone {
 		several = several || in.Endpoints[e].Zone != in.Endpoints[everyone[0]].Zone
@@ -292,26 +304,32 @@ func (p *Plan) compileZones(pl *pool, in *PoolInput, everyone []int32, sets *lev
 		pl.spill[i] = int32(math.Ceil(at * e.capacity()))
 	}
 	parts := pl.byZone(everyone, len(p.zoneIndex)+1)
-	var levels [fleet.BurstLevels][][]int32
-	for level := range sets {
-		if first := sets.shared(level); first < level {
-			levels[level] = levels[first]
-		} else {
-			levels[level] = pl.byZone(sets[level], len(parts))
-		}
-	}
+	levels, spare := pl.levelsByZone(sets, len(parts)), pl.levelsByZone(idle, len(parts))
 	pl.zones = make([]*region, len(parts))
 	for zone := 1; zone < len(parts); zone++ {
 		if len(parts[zone]) == 0 {
 			continue
 		}
-		var near levelSets
+		var near, nearIdle levelSets
 		for level := range near {
-			near[level] = levels[level][zone]
+			near[level], nearIdle[level] = levels[level][zone], spare[level][zone]
 		}
 		pl.zones[zone] = new(region)
 		pl.zones[zone].compile(in.Endpoints, parts[zone], &near, sticky)
+		pl.zones[zone].idle = nearIdle.tables(in.Endpoints)
 	}
+}
+
+// levelsByZone parts each level's set by zones.
+func (pl *pool) levelsByZone(sets *levelSets, zones int) (out [fleet.BurstLevels][][]int32) {
+	for level := range sets {
+		if first := sets.shared(level); first < level {
+			out[level] = out[first]
+		} else {
+			out[level] = pl.byZone(sets[level], zones)
+		}
+	}
+	return out
 }
 
 // byZone parts a set by zones; n is above every zone's id.
@@ -341,6 +359,9 @@ func checkEndpoint(e *EndpointInput) error {
 	}
 	return nil
 }
+
+// closed is the limit of an endpoint that takes nothing.
+const closed = -1
 
 // serving lists the endpoints that don't drain.
 func serving(in []EndpointInput) []int32 {
@@ -433,8 +454,22 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 	if r.info.BytesPerToken == 0 {
 		r.info.BytesPerToken = DefaultBytesPerToken
 	}
+	for _, id := range r.chains[0] { // all chains of a route have the same pools
+		r.room = max(r.room, roomIn(pools[id].Endpoints))
+	}
 	r.advice = compileAdvice(r, pools)
 	return nil
+}
+
+// roomIn is the largest free KV cache of the endpoints that may be chosen.
+func roomIn(in []EndpointInput) int32 {
+	room := int32(0)
+	for i := range in {
+		if in[i].weight() > 0 {
+			room = max(room, kvRoom(in[i].KVFree))
+		}
+	}
+	return room
 }
 
 func chainsOf(split, fallback []PoolID) [][]PoolID {

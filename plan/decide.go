@@ -51,6 +51,11 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if r == nil {
 		return leave(c.Arm, ReasonUnknownRoute)
 	}
+	if c.Generates && c.Budget > 0 {
+		if d, refused := r.checkSize(&c); refused {
+			return d
+		}
+	}
 	var w wish
 	w.begin(&c, seed, live)
 	if c.Strategy != fleet.StrategyDynamic {
@@ -77,6 +82,23 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 		}
 	}
 	return p.decideFull(ch, c, &w)
+}
+
+// checkSize refuses a request that asks for more than the model gives, or than
+// any endpoint has room for now, where the route wants that.
+func (r *route) checkSize(c *Class) (Decision, bool) {
+	refuse := func(why Reason, fits fleet.Tokens) (Decision, bool) {
+		return Decision{Action: ActionRefuse, Reason: why, Arm: c.Arm, Fits: fits}, true
+	}
+	if most := r.info.MaxOutput; most > 0 && c.Budget > most && r.info.Oversize == fleet.OversizeRefuse {
+		return refuse(ReasonOversize, most)
+	}
+	if r.info.NoRoom == fleet.OversizeRefuse && r.room < math.MaxInt32 {
+		if fits := fleet.Tokens(r.room) - max(c.Prompt, 0); c.Budget > fits {
+			return refuse(ReasonNoRoom, max(fits, 0))
+		}
+	}
+	return Decision{}, false
 }
 
 // wish is what one request looks for in a pool, and the state of its draws.
@@ -201,6 +223,9 @@ func (pl *pool) near(w *wish) *region {
 // zone in which six draws find no room is as good as full, and others have some.
 func (pl *pool) chooseNear(r *region, w *wish) (got choice, why Reason, ok bool) {
 	t := r.tables[w.level]
+	if pl.whole.idle[w.level] != nil {
+		t = r.idle[w.level]
+	}
 	if t == nil {
 		return got, 0, false
 	}
@@ -232,7 +257,8 @@ func (pl *pool) stick(r *ring, w *wish) (choice, bool) {
 	e := &pl.endpoints[home]
 	n := w.live.InFlight(e.slot)
 	room := max(w.need, int32(w.level.UpperBudget()))
-	return choice{won: home, lost: home, liveWon: n, liveLost: n}, e.calm && n <= r.most && e.kv >= room && !e.full(n)
+	spare := e.idle || pl.whole.idle[w.level] == nil
+	return choice{won: home, lost: home, liveWon: n, liveLost: n}, e.calm && spare && n <= r.most && e.kv >= room && !e.full(n)
 }
 
 // chooseIn draws two endpoints of the whole pool that are below their limits,
@@ -244,11 +270,28 @@ func (pl *pool) chooseIn(r *region, w *wish) (choice, Reason, bool) {
 			return got, ReasonAffinity, true
 		}
 	}
+	if idle := r.idle[w.level]; idle != nil {
+		if got, ok := pl.chooseIdle(idle, w); ok {
+			return got, pl.steered, true
+		}
+	}
 	got, ok := pl.drawTwo(t, w, nil)
 	if !ok {
 		got, ok = pl.chooseOther(t, got, w)
 	}
 	return got, pl.steered, ok
+}
+
+// chooseIdle takes an idle endpoint that is able, if there is one.
+func (pl *pool) chooseIdle(t *table, w *wish) (choice, bool) {
+	got, ok := pl.drawTwo(t, w, nil)
+	if !ok {
+		var found choice
+		if found, ok = pl.findAble(len(t.cells), w, t.candidate); ok {
+			got = choice{won: found.won, lost: got.won, liveWon: found.liveWon, liveLost: got.liveWon}
+		}
+	}
+	return got, ok
 }
 
 // drawTwo draws two candidates; the one with fewer attempts in flight wins, of
@@ -351,7 +394,7 @@ func (pl *pool) leastLoaded(t *table, w *wish) choice {
 	return got
 }
 
-func (e *endpoint) full(inFlight int32) bool { return e.max > 0 && inFlight >= e.max }
+func (e *endpoint) full(inFlight int32) bool { return e.max != 0 && inFlight >= e.max }
 
 // steer fills the decision for a choice in the pool at pos.
 func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {

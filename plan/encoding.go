@@ -18,7 +18,7 @@ import (
 // other, so that equal digests mean equal inputs.
 const (
 	encodingMagic   = "fairlead-plan"
-	encodingVersion = 2
+	encodingVersion = 3
 )
 
 // AppendCanonical appends the canonical encoding of in to dst.
@@ -45,6 +45,9 @@ func appendPool(dst []byte, p *PoolInput) []byte {
 	for i := range p.Endpoints {
 		dst = appendEndpoint(dst, &p.Endpoints[i])
 	}
+	for _, b := range p.Backlogged {
+		dst = append(dst, boolByte(b))
+	}
 	return dst
 }
 
@@ -57,7 +60,7 @@ func appendEndpoint(dst []byte, e *EndpointInput) []byte {
 	dst = binary.AppendVarint(dst, int64(e.InFlight))
 	dst = binary.AppendVarint(dst, int64(e.KVFree))
 	dst = appendFloat(dst, float64(e.Risk))
-	return append(dst, byte(e.State))
+	return append(dst, boolByte(e.Closed), byte(e.State))
 }
 
 func appendRoute(dst []byte, r *RouteInput) []byte {
@@ -67,7 +70,13 @@ func appendRoute(dst []byte, r *RouteInput) []byte {
 	dst = binary.AppendUvarint(dst, uint64(r.FirstTokenMillis))
 	dst = appendStrings(dst, r.Split)
 	dst = appendStrings(dst, r.Fallback)
-	return append(dst, byte(r.Affinity))
+	dst = append(dst, byte(r.Affinity), byte(r.ClientKey))
+	dst = appendString(dst, r.Claim)
+	dst = append(dst, byte(r.Class), boolByte(r.Limited))
+	dst = binary.AppendVarint(dst, int64(r.MaxOutput))
+	dst = append(dst, byte(r.Oversize), byte(r.NoRoom))
+	dst = appendFloat(dst, r.BytesPerToken)
+	return append(dst, boolByte(r.ComputedRetry), boolByte(r.ReadUser))
 }
 
 func appendStrings(dst []byte, list []string) []byte {
@@ -148,7 +157,11 @@ func (d *decoder) inputs() Inputs {
 }
 
 func (d *decoder) pool() PoolInput {
-	return PoolInput{Name: d.string(), Tier: d.string(), SpillAt: d.float(), Endpoints: list(d, d.endpoint)}
+	p := PoolInput{Name: d.string(), Tier: d.string(), SpillAt: d.float(), Endpoints: list(d, d.endpoint)}
+	for i := range p.Backlogged {
+		p.Backlogged[i] = d.bool()
+	}
+	return p
 }
 
 func (d *decoder) endpoint() EndpointInput {
@@ -161,6 +174,7 @@ func (d *decoder) endpoint() EndpointInput {
 		InFlight:    int32(d.varint(math.MinInt32, math.MaxInt32)),
 		KVFree:      fleet.Tokens(d.varint(math.MinInt64, math.MaxInt64)),
 		Risk:        fleet.Risk(d.float()),
+		Closed:      d.bool(),
 		State:       fleet.State(d.byte()),
 	}
 }
@@ -177,6 +191,16 @@ func (d *decoder) route() RouteInput {
 		Split:            list(d, d.string),
 		Fallback:         list(d, d.string),
 		Affinity:         fleet.Affinity(d.byte()),
+		ClientKey:        fleet.ClientKey(d.byte()),
+		Claim:            d.string(),
+		Class:            fleet.RequestClass(d.byte()),
+		Limited:          d.bool(),
+		MaxOutput:        fleet.Tokens(d.varint(math.MinInt64, math.MaxInt64)),
+		Oversize:         fleet.Oversize(d.byte()),
+		NoRoom:           fleet.Oversize(d.byte()),
+		BytesPerToken:    d.float(),
+		ComputedRetry:    d.bool(),
+		ReadUser:         d.bool(),
 	}
 }
 

@@ -21,6 +21,7 @@ type oracleAnswer struct {
 	// allowed are the endpoints that may be Picks[0], by index, each with the
 	// reasons that it may have. A moved request's reason is the move's.
 	allowed map[int][]Reason
+	fits    fleet.Tokens
 }
 
 func (a *oracleAnswer) allow(i int, why Reason) {
@@ -41,6 +42,9 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 	arm := ""
 	if c.Arm >= 0 && int(c.Arm) < len(in.Pools) {
 		arm = in.Pools[c.Arm].Name
+	}
+	if why, fits := oracleSize(in, r, c); why != 0 {
+		return oracleAnswer{action: ActionRefuse, reason: why, fits: fits}
 	}
 	at := slices.Index(r.Split, arm)
 	if c.Strategy != fleet.StrategyDynamic {
@@ -77,7 +81,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		}
 		var free []int
 		for _, i := range able {
-			if e := oraclePool(in, name).Endpoints[i]; e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight {
+			if oracleFree(oraclePool(in, name).Endpoints[i], counts) {
 				free = append(free, i)
 			}
 		}
@@ -105,6 +109,8 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 // six draws may miss them, unless no other is drawn from. Then comes the pool.
 func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []int32, sticky bool, able, free []int) {
 	p := oraclePool(in, name)
+	idle := oracleIdle(p, able, c.Level)
+	spare := func(i int) bool { return idle == nil || slices.Contains(idle, i) }
 	why := func(i int, near Reason) Reason {
 		if oracleHasZone(in, p, c.Zone) && p.Endpoints[i].Zone != oracleZones(in)[c.Zone-1] {
 			return ReasonZoneSpill
@@ -116,6 +122,9 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 		inZone := func(e EndpointInput) bool { return e.Zone == zone }
 		hasRoom := func(i int) bool {
 			e := p.Endpoints[i]
+			if e.Closed {
+				return false
+			}
 			at, limit := p.SpillAt, float64(e.MaxInFlight)
 			if at == 0 {
 				at = 0.7
@@ -125,14 +134,18 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 			}
 			return float64(counts[e.Slot]) < math.Ceil(at*(limit*(1-float64(e.Risk))))
 		}
-		if home := oracleHome(p, c, counts, inZone); sticky && home >= 0 && hasRoom(home) {
+		if home := oracleHome(p, c, counts, inZone); sticky && home >= 0 && hasRoom(home) && spare(home) {
 			out.allow(home, ReasonAffinity)
 			return
 		}
-		near, members := 0, oracleZoneAble(p, able, zone)
+		meant := able
+		if idle != nil {
+			meant = idle
+		}
+		near, members := 0, oracleZoneAble(p, meant, zone)
 		for _, i := range free {
 			e := p.Endpoints[i]
-			if e.Zone == zone && hasRoom(i) && (c.Prompt <= 0 || e.KVFree == -1 || e.KVFree >= c.Prompt+c.Level.UpperBudget()) {
+			if e.Zone == zone && spare(i) && hasRoom(i) && (c.Prompt <= 0 || e.KVFree == -1 || e.KVFree >= c.Prompt+c.Level.UpperBudget()) {
 				out.allow(i, out.reason)
 				near++
 			}
@@ -141,13 +154,78 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 			return
 		}
 	}
-	if home := oracleHome(p, c, counts, func(EndpointInput) bool { return true }); sticky && home >= 0 {
+	if home := oracleHome(p, c, counts, func(EndpointInput) bool { return true }); sticky && home >= 0 && spare(home) {
 		out.allow(home, why(home, ReasonAffinity))
 		return
+	}
+	if idle != nil {
+		found := false
+		for _, i := range free {
+			if kv := p.Endpoints[i].KVFree; spare(i) && (c.Prompt <= 0 || kv == -1 || kv >= c.Prompt+c.Level.UpperBudget()) {
+				out.allow(i, why(i, out.reason))
+				found = true
+			}
+		}
+		if found {
+			return
+		}
 	}
 	for _, i := range oracleRoomy(in, name, c, free) {
 		out.allow(i, why(i, out.reason))
 	}
+}
+
+func oracleFree(e EndpointInput, counts []int32) bool {
+	return !e.Closed && (e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight)
+}
+
+// oracleIdle lists the endpoints that a level goes to first; nil where it has no
+// such preference.
+func oracleIdle(p PoolInput, able []int, level fleet.BurstLevel) []int {
+	if level == 0 || !p.Backlogged[level-1] {
+		return nil
+	}
+	var idle []int
+	for _, i := range able {
+		e := p.Endpoints[i]
+		limit := float64(e.MaxInFlight)
+		if limit == 0 {
+			limit = 256
+		}
+		if !e.Closed && e.Risk < 0.35 && float64(e.InFlight) <= limit/2 {
+			idle = append(idle, i)
+		}
+	}
+	if len(idle) == len(able) {
+		return nil
+	}
+	return idle
+}
+
+// oracleSize is why a request is refused for its size, 0 if it is not, and what
+// would have been taken.
+func oracleSize(in Inputs, r RouteInput, c Class) (Reason, fleet.Tokens) {
+	if !c.Generates || c.Budget <= 0 {
+		return 0, 0
+	}
+	if r.Oversize == fleet.OversizeRefuse && r.MaxOutput > 0 && c.Budget > r.MaxOutput {
+		return ReasonOversize, r.MaxOutput
+	}
+	most := fleet.Tokens(0)
+	for _, name := range append(slices.Clone(r.Split), r.Fallback...) {
+		for _, e := range oraclePool(in, name).Endpoints {
+			if e.Weight > 0 && e.State != fleet.StateDraining {
+				if e.KVFree < 0 {
+					return 0, 0
+				}
+				most = max(most, e.KVFree)
+			}
+		}
+	}
+	if most -= max(c.Prompt, 0); r.NoRoom == fleet.OversizeRefuse && c.Budget > most {
+		return ReasonNoRoom, max(most, 0)
+	}
+	return 0, 0
 }
 
 // oracleZoneAble counts the endpoints of a zone among those that may serve.
@@ -259,7 +337,7 @@ func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) 
 	}
 	e, n := p.Endpoints[home], counts[p.Endpoints[home].Slot]
 	switch {
-	case e.Risk >= 0.5, e.MaxInFlight > 0 && n >= e.MaxInFlight, float64(n) > 1.25*float64(inFlight)/float64(members)+max(1, float64(limits)/float64(members)/16),
+	case e.Risk >= 0.5, !oracleFree(e, counts), float64(n) > 1.25*float64(inFlight)/float64(members)+max(1, float64(limits)/float64(members)/16),
 		e.KVFree >= 0 && e.KVFree < max(c.Prompt, 0)+c.Level.UpperBudget():
 		return -1
 	}
@@ -306,7 +384,7 @@ func oracleAllFull(in Inputs, names []string, counts []int32) bool {
 				continue
 			}
 			total++
-			if e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight {
+			if oracleFree(e, counts) {
 				return false
 			}
 		}

@@ -38,9 +38,13 @@ func drawInputs(t *rapid.T) Inputs {
 				InFlight:    rapid.Int32Range(0, 5).Draw(t, "in flight"),
 				KVFree:      rapid.SampledFrom([]fleet.Tokens{-1, 0, 100, 600, 5000}).Draw(t, "kv"),
 				Risk:        fleet.Risk(rapid.Float64Range(0, 1).Draw(t, "risk")),
+				Closed:      rapid.IntRange(0, 5).Draw(t, "closed") == 0,
 				State:       rapid.SampledFrom([]fleet.State{fleet.StateNeutral, fleet.StateNeutral, fleet.StateUnknown, fleet.StateDraining, fleet.StateProbe}).Draw(t, "state"),
 			})
 			slot++
+		}
+		for level := range p.Backlogged {
+			p.Backlogged[level] = rapid.Bool().Draw(t, "backlogged")
 		}
 		in.Pools = append(in.Pools, p)
 	}
@@ -54,6 +58,10 @@ func drawInputs(t *rapid.T) Inputs {
 			ClientStrategy: fleet.ClientStrategyHonor, TrustDeclared: rapid.Bool().Draw(t, "trust"),
 			DefaultBudget: 512, Split: names("split", 1), Fallback: names("fallback", 0),
 			Affinity: rapid.SampledFrom([]fleet.Affinity{0, fleet.AffinityNone, fleet.AffinitySession}).Draw(t, "affinity"),
+			Claim:    rapid.SampledFrom([]string{"", "sub"}).Draw(t, "claim"), Limited: rapid.Bool().Draw(t, "limited"),
+			MaxOutput: rapid.SampledFrom([]fleet.Tokens{0, 0, 100, 4096}).Draw(t, "max output"),
+			Oversize:  rapid.SampledFrom([]fleet.Oversize{0, fleet.OversizeRefuse, fleet.OversizePass}).Draw(t, "oversize"),
+			NoRoom:    rapid.SampledFrom([]fleet.Oversize{0, 0, fleet.OversizeRefuse, fleet.OversizePass}).Draw(t, "no room"),
 		})
 	}
 	return in
@@ -74,6 +82,7 @@ func drawClass(t *rapid.T, in Inputs) Class {
 		Level:     fleet.BurstLevel(rapid.IntRange(0, fleet.BurstLevels-1).Draw(t, "level")),
 		Strategy:  rapid.SampledFrom([]fleet.Strategy{0, fleet.StrategyLegacy, fleet.StrategyDynamic, fleet.StrategyDynamic}).Draw(t, "strategy"),
 		Prompt:    rapid.SampledFrom([]fleet.Tokens{-5, 0, 0, 1, 90, 300, 4000, 1 << 40}).Draw(t, "prompt"),
+		Budget:    rapid.SampledFrom([]fleet.Tokens{0, 0, 50, 500, 5000}).Draw(t, "budget"),
 		Zone:      ZoneID(rapid.IntRange(0, 4).Draw(t, "zone")),
 		Session:   Session(rapid.SampledFrom([]uint64{0, 1, 2, 1 << 60}).Draw(t, "session")),
 		Generates: rapid.Bool().Draw(t, "generates"),
@@ -107,7 +116,7 @@ func TestDecideFollowsTheSameRulesAsTheOracle(t *testing.T) {
 				t.Fatalf("seed %d: attempts go to %q, want %q", seed, order, want.order)
 			}
 			if d.N == 0 {
-				if d.Reason != want.reason {
+				if d.Reason != want.reason || d.Fits != want.fits {
 					t.Fatalf("seed %d: got %+v, want %+v", seed, d, want)
 				}
 				continue

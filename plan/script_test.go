@@ -18,11 +18,11 @@ var update = flag.Bool("update", false, "rewrite the decisions in testdata")
 // TestScripts runs testdata/*.txt. A script describes a fleet and then requests;
 // below each request stand the decisions for seeds 1, 2, 3 … Lines:
 //
-//	pool NAME [spill=0.7]                      then its endpoints:
-//	  ADDRESS [zone=] [weight=1] [max=0] [inflight=0] [kv=-1] [risk=0] [state=neutral]
-//	route NAME split=A,B [fallback=C,D] [affinity=none]
+//	pool NAME [spill=0.7] [backlogged=LEVEL]   then its endpoints:
+//	  ADDRESS [zone=] [weight=1] [max=0] [inflight=0] [kv=-1] [risk=0] [closed=0] [state=neutral]
+//	route NAME split=A,B [fallback=C,D] [affinity=none] [maxoutput=0] [noroom=pass]
 //	live N N N …                               in flight, endpoint by endpoint
-//	decide [route=NAME] arm=POOL|none [level=0] [prompt=0] [session=KEY] [zone=] [strategy=dynamic] [generates=true] [seeds=4]
+//	decide [route=NAME] arm=POOL|none [level=0] [budget=0] [prompt=0] [session=KEY] [zone=] [strategy=dynamic] [generates=true] [seeds=4]
 //	> …                                        a decision (written by -update)
 //
 // The chosen endpoint stands first with its count, then the runner-up with its
@@ -89,7 +89,11 @@ func (s *script) line(line string) (string, error) {
 	case "pool":
 		s.plan = nil
 		spill, _ := strconv.ParseFloat(args["spill"], 64)
-		s.in.Pools = append(s.in.Pools, PoolInput{Name: words[1], SpillAt: spill})
+		p := PoolInput{Name: words[1], SpillAt: spill}
+		if level, err := strconv.Atoi(args["backlogged"]); err == nil {
+			p.Backlogged[level] = true
+		}
+		s.in.Pools = append(s.in.Pools, p)
 	case "route":
 		s.plan = nil
 		r := RouteInput{Name: words[1], Split: strings.Split(args["split"], ","), DefaultBudget: 512}
@@ -98,6 +102,11 @@ func (s *script) line(line string) (string, error) {
 		}
 		if args["affinity"] == "session" {
 			r.Affinity = fleet.AffinitySession
+		}
+		most, _ := strconv.Atoi(args["maxoutput"])
+		r.MaxOutput, r.Oversize = fleet.Tokens(most), fleet.OversizeRefuse
+		if args["noroom"] == "refuse" {
+			r.NoRoom = fleet.OversizeRefuse
 		}
 		s.in.Routes = append(s.in.Routes, r)
 	case "live":
@@ -149,6 +158,8 @@ func (s *script) endpoint(address string, args map[string]string) error {
 			e.InFlight = int32(n)
 		case key == "kv":
 			e.KVFree = fleet.Tokens(n)
+		case key == "closed":
+			e.Closed = n != 0
 		case key == "risk":
 			e.Risk = fleet.Risk(n)
 		default:
@@ -188,6 +199,8 @@ func (s *script) decide(args map[string]string) (string, error) {
 	}
 	level, _ := strconv.Atoi(args["level"])
 	c.Level = fleet.BurstLevel(level)
+	budget, _ := strconv.Atoi(args["budget"])
+	c.Budget = fleet.Tokens(budget)
 	prompt, _ := strconv.Atoi(args["prompt"])
 	c.Prompt = fleet.Tokens(prompt)
 	c.Zone = s.plan.Zone(args["zone"])
@@ -212,6 +225,9 @@ func (s *script) show(d Decision) string {
 		out += " moved"
 	} else if d.Regroup {
 		out += " regroup"
+	}
+	if d.Reason == ReasonOversize || d.Reason == ReasonNoRoom {
+		out += fmt.Sprintf(": %d tokens fit", d.Fits)
 	}
 	if d.N == 0 {
 		return out

@@ -79,7 +79,17 @@ func (e *EndpointInput) weight() float64 {
 // capacity is how many attempts the endpoint can well have in flight: its limit,
 // less its risk, which knows more of what is possible. An endpoint without a
 // limit counts like the default of a pool.
-func (e *EndpointInput) capacity() float64 { return float64(e.limit()) * (1 - float64(e.Risk)) }
+func (e *EndpointInput) capacity() float64 {
+	if e.Closed {
+		return 0
+	}
+	return float64(e.limit()) * (1 - float64(e.Risk))
+}
+
+// idle reports whether the endpoint has much to spare; see PoolInput.Backlogged.
+func (e *EndpointInput) idle() bool {
+	return !e.Closed && e.Risk < fleet.RiskPrefer && int64(e.InFlight)*2 <= int64(e.limit())
+}
 
 func (e *EndpointInput) limit() int32 {
 	if e.MaxInFlight == 0 {
