@@ -16,8 +16,9 @@ import (
 // 50 ms late.
 const (
 	// ProvisionalLease is how long an attempt counts that was decided but that
-	// no log entry confirmed. Short, so that a dead log receiver doesn't make
-	// endpoints look full.
+	// no log entry confirmed. Short, so that entries lost on their way don't make
+	// endpoints look full. While no log arrives at all it is the least; see
+	// Ledger.SetBlind.
 	ProvisionalLease = 2 * time.Second
 	// Lease is how long a confirmed attempt counts after its last sign of life:
 	// two heartbeats and a half.
@@ -63,6 +64,7 @@ type Ledger struct {
 	records atomic.Int64
 	dropped atomic.Uint64
 	max     int64
+	blind   atomic.Bool
 }
 
 type shard struct {
@@ -82,6 +84,9 @@ type record struct {
 	endpoint  fleet.EndpointKey
 	slot      uint32
 	until     time.Time // running: end of lease; else: when to forget it
+	// blindUntil is the end of an unconfirmed attempt's lease while the ledger is
+	// blind.
+	blindUntil time.Time
 }
 
 // NewLedger returns an empty ledger that reads the time from now.
@@ -127,26 +132,85 @@ func (l *Ledger) Snapshot() []InFlight {
 // Dropped counts attempts that were not recorded because the ledger was full.
 func (l *Ledger) Dropped() uint64 { return l.dropped.Load() }
 
-// Decided counts the first attempt of a decision on the endpoint that was
-// picked, until the log confirms it or ProvisionalLease is over. node may be
-// empty when it isn't known yet.
-func (l *Ledger) Decided(id, node string, pick fleet.EndpointKey, at time.Time) {
-	if id == "" {
-		return
+// Reserve counts the first attempt of a decision on the endpoint that was picked,
+// unless that would be more than limit attempts in flight on it: then it counts
+// nothing and returns false. Looking and counting are one step, so any number of
+// callers at a time get exactly limit reservations. Limit 0 is no limit, a
+// negative one is always reached.
+//
+// A reservation counts until the log confirms and ends it, Cancel undoes it, or
+// its lease is over: ProvisionalLease, and while the ledger is blind (SetBlind)
+// what the request is expected to take, at least ProvisionalLease and at most
+// Lease. A request that the log told of before is counted as the log says; an
+// empty id and, in a full ledger, a new one count nothing. All of these return
+// true.
+func (l *Ledger) Reserve(id string, pick fleet.EndpointKey, limit int32, expected time.Duration, at time.Time) bool {
+	if limit < 0 {
+		return false
 	}
-	key := keyOf(id, node)
+	if id == "" {
+		return true
+	}
+	key := keyOf(id, "")
 	s := l.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byID[key] != nil {
-		return // the log was faster
+		return true // the log was faster
 	}
-	if r := l.add(s, key); r != nil {
-		r.node = node
-		l.start(r, 1, pick, at)
-		r.confirmed = false
-		r.until = at.Add(ProvisionalLease)
+	slot := NoSlot
+	if named(pick) {
+		var room bool
+		if slot, room = l.slots.enterBelow(pick, limit, at); !room {
+			return false
+		}
 	}
+	r := l.add(s, key)
+	if r == nil {
+		l.slots.leave(slot)
+		return true
+	}
+	r.attempt, r.endpoint, r.slot, r.running = 1, pick, slot, true
+	r.until = at.Add(ProvisionalLease)
+	r.blindUntil = at.Add(min(max(expected, ProvisionalLease), Lease))
+	if l.blind.Load() {
+		r.until = r.blindUntil
+	}
+	return true
+}
+
+// Decided is Reserve without a limit.
+func (l *Ledger) Decided(id, _ string, pick fleet.EndpointKey, at time.Time) {
+	l.Reserve(id, pick, 0, 0, at)
+}
+
+// Cancel undoes a reservation that nothing came of. One that the log has
+// confirmed stays: its attempt is real.
+func (l *Ledger) Cancel(id string) {
+	key := keyOf(id, "")
+	s := l.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.byID[key]; r != nil && r.running && !r.confirmed {
+		l.stop(r)
+		l.forget(s, key)
+	}
+}
+
+// SetBlind says whether the access log of no Envoy at all arrives. Then nothing
+// will confirm a reservation, and ProvisionalLease would let endpoints look empty
+// while they work: reservations, those that stand included, count for the time
+// that their request is expected to take. When the log is back they keep it;
+// heartbeats and ends correct it.
+func (l *Ledger) SetBlind(blind bool) {
+	if l.blind.Swap(blind) || !blind {
+		return
+	}
+	l.each(func(_ *shard, _ requestKey, r *record) {
+		if r.running && !r.confirmed {
+			r.until = r.blindUntil
+		}
+	})
 }
 
 // Apply enters an outcome. Outcomes without an id are ignored.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ func newScript(t *testing.T) *script {
 
 func (s *script) wait(d time.Duration) { s.now = s.now.Add(d); s.Expire(s.now) }
 
-func (s *script) decided(on fleet.EndpointKey) { s.Decided(id, "", on, s.now) }
+func (s *script) decided(on fleet.EndpointKey) { s.Reserve(id, on, 0, 0, s.now) }
 
 func (s *script) say(kind fleet.OutcomeKind, attempt int, on fleet.EndpointKey) {
 	s.Apply(fleet.Outcome{Kind: kind, Node: "edge-1", ID: id, Attempt: attempt, Endpoint: on, At: s.now})
@@ -202,7 +203,7 @@ func TestFullLedgerCountsNoMore(t *testing.T) {
 	s := newScript(t)
 	s.max = 2
 	for i := range 5 {
-		s.Decided(fmt.Sprintf("1718924567123-007-%04d", i), "", a, s.now)
+		s.Reserve(decision(i), a, 0, 0, s.now)
 	}
 	s.expect("two of five", 2, 0, 0)
 	if s.Dropped() != 3 {
@@ -212,6 +213,187 @@ func TestFullLedgerCountsNoMore(t *testing.T) {
 	s.expect("room again", 0, 0, 0)
 	s.decided(b)
 	s.expect("counted again", 0, 1, 0)
+}
+
+func decision(n int) string { return fmt.Sprintf("1718924567123-007-%04d", n) }
+
+func TestReservationsStopAtTheLimit(t *testing.T) {
+	s := newScript(t)
+	for n, want := range []bool{true, true, false, false} {
+		if got := s.Reserve(decision(n), a, 2, 0, s.now); got != want {
+			t.Errorf("reservation %d: %v; want %v", n+1, got, want)
+		}
+	}
+	s.expect("the limit", 2, 0, 0)
+	if !s.Reserve(decision(2), b, 2, 0, s.now) {
+		t.Error("another endpoint is full too")
+	}
+	s.expect("elsewhere", 2, 1, 0)
+	if !s.Reserve(decision(9), a, 0, 0, s.now) {
+		t.Error("limit 0 is a limit")
+	}
+	if s.Reserve(decision(10), c, -1, 0, s.now) {
+		t.Error("a negative limit has room")
+	}
+	s.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: decision(0), Node: "edge-1", At: s.now})
+	s.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: decision(9), Node: "edge-1", At: s.now})
+	if !s.Reserve(decision(3), a, 2, 0, s.now) {
+		t.Error("an end made no room")
+	}
+	if s.Reserve(decision(4), a, 2, 0, s.now) {
+		t.Error("room for a third")
+	}
+	s.expect("the limit again", 2, 1, 0)
+}
+
+func TestReservationOfARequestTheLogKnowsCountsOnce(t *testing.T) {
+	s := newScript(t)
+	s.say(fleet.AttemptStarted, 1, b)
+	if !s.Reserve(id, a, 1, 0, s.now) {
+		t.Error("refused")
+	}
+	s.expect("as the log says", 0, 1, 0)
+}
+
+func TestReservationWithoutIDOrEndpointCountsNothing(t *testing.T) {
+	s := newScript(t)
+	if !s.Reserve("", a, 1, 0, s.now) || !s.Reserve(id, fleet.EndpointKey{}, 1, 0, s.now) {
+		t.Error("refused")
+	}
+	s.expect("nothing", 0, 0, 0)
+}
+
+func TestCancelUndoesWhatNothingConfirmed(t *testing.T) {
+	s := newScript(t)
+	s.Reserve(id, a, 1, 0, s.now)
+	s.Cancel(id)
+	s.expect("cancelled", 0, 0, 0)
+	s.Cancel(id)
+	s.Cancel("")
+	s.expect("cancelled twice", 0, 0, 0)
+	if !s.Reserve(id, a, 1, 0, s.now) {
+		t.Error("no room after the cancel")
+	}
+	s.say(fleet.AttemptStarted, 1, a)
+	s.Cancel(id)
+	s.expect("confirmed", 1, 0, 0)
+	s.say(fleet.RequestEnded, 1, a)
+	s.Cancel(id)
+	s.expect("ended", 0, 0, 0)
+}
+
+func TestBlindReservationsLastAsLongAsExpected(t *testing.T) {
+	for _, row := range []struct {
+		name           string
+		expected, want time.Duration
+	}{
+		{"unknown", 0, ProvisionalLease},
+		{"short", time.Second, ProvisionalLease},
+		{"within the bounds", 9 * time.Second, 9 * time.Second},
+		{"long", time.Hour, Lease},
+		{"negative", -time.Second, ProvisionalLease},
+	} {
+		for _, late := range []bool{false, true} {
+			s := newScript(t)
+			if !late {
+				s.SetBlind(true)
+			}
+			s.Reserve(id, a, 1, row.expected, s.now)
+			if late {
+				s.SetBlind(true)
+			}
+			s.wait(row.want - time.Millisecond)
+			s.expect(row.name+", just before", 1, 0, 0)
+			s.wait(time.Millisecond)
+			s.expect(row.name+", after", 0, 0, 0)
+		}
+	}
+}
+
+func TestLogThatComesBackEndsBlindReservations(t *testing.T) {
+	s := newScript(t)
+	s.SetBlind(true)
+	s.Reserve(id, a, 0, 20*time.Second, s.now)
+	s.SetBlind(false)
+	s.Reserve(decision(2), b, 0, 20*time.Second, s.now)
+	s.wait(ProvisionalLease)
+	s.expect("the blind one stays, the later one doesn't", 1, 0, 0)
+	s.say(fleet.AttemptEnded, 1, a)
+	s.expect("ended", 0, 0, 0)
+}
+
+// TestParallelReservationsAreExact is the promise that a limit on parallel
+// requests rests on.
+func TestParallelReservationsAreExact(t *testing.T) {
+	const callers, limit = 200, 50
+	for _, blind := range []bool{false, true} {
+		l := NewLedger(func() time.Time { return epoch })
+		l.SetBlind(blind)
+		for round := range 5 {
+			var admitted atomic.Int32
+			var wg sync.WaitGroup
+			start := make(chan struct{})
+			for n := range callers {
+				wg.Go(func() {
+					<-start
+					if l.Reserve(decision(round*callers+n), a, limit, 20*time.Second, epoch) {
+						admitted.Add(1)
+					}
+				})
+			}
+			close(start)
+			wg.Wait()
+			if got := admitted.Load(); got != limit || l.InFlight(l.Slot(a)) != limit {
+				t.Errorf("blind %v: %d admitted, %d in flight; want %d", blind, got, l.InFlight(l.Slot(a)), limit)
+			}
+			for n := range callers {
+				l.Cancel(decision(round*callers + n))
+			}
+			if l.Total() != 0 {
+				t.Errorf("%d in flight after all were cancelled", l.Total())
+			}
+		}
+	}
+}
+
+// TestReservationsNeverPassTheLimit plays reservations, cancels, log entries and
+// time in any order: as long as nothing but reservations starts attempts, an
+// endpoint never has more than the limit, and whoever is refused met it full.
+func TestReservationsNeverPassTheLimit(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		l := NewLedger(func() time.Time { return now })
+		limit := int32(rapid.IntRange(1, 5).Draw(t, "limit"))
+		for step := range rapid.IntRange(1, 80).Draw(t, "steps") {
+			id := decision(rapid.IntRange(0, 12).Draw(t, "request"))
+			e := endpoint(rapid.IntRange(1, 2).Draw(t, "endpoint"))
+			switch rapid.IntRange(0, 5).Draw(t, "what") {
+			case 0, 1, 2:
+				before := l.InFlight(l.Slot(e))
+				ok := l.Reserve(id, e, limit, time.Duration(rapid.IntRange(0, 40).Draw(t, "expected"))*time.Second, now)
+				if !ok && (before < limit || l.InFlight(l.Slot(e)) != before) {
+					t.Fatalf("step %d: refused with %d of %d in flight, %d after it", step, before, limit, l.InFlight(l.Slot(e)))
+				}
+			case 3:
+				l.Cancel(id)
+			case 4:
+				l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "edge", ID: id, At: now})
+			case 5:
+				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "pause")) * time.Millisecond)
+				l.Expire(now)
+				l.SetBlind(rapid.Bool().Draw(t, "blind"))
+			}
+			for n := 1; n <= 2; n++ {
+				if got := l.InFlight(l.Slot(endpoint(n))); got < 0 || got > limit {
+					t.Fatalf("step %d: %d in flight; the limit is %d", step, got, limit)
+				}
+			}
+		}
+		l.Expire(now.Add(Lease + memory))
+		if l.Total() != 0 || l.records.Load() != 0 {
+			t.Fatalf("%v in flight, %d records", l.Snapshot(), l.records.Load())
+		}
+	})
 }
 
 func TestSlotsAreStableAndRecycledOnlyWhenIdle(t *testing.T) {
@@ -293,7 +475,10 @@ func TestInFlightReturnsToZero(t *testing.T) {
 			}
 			for range copies {
 				if e.decide {
-					l.Decided(e.outcome.ID, "", e.outcome.Endpoint, now)
+					l.Reserve(e.outcome.ID, e.outcome.Endpoint, 0, 5*time.Second, now)
+					if !tidy && rapid.IntRange(0, 9).Draw(t, "cancel") == 0 {
+						l.Cancel(e.outcome.ID)
+					}
 					continue
 				}
 				e.outcome.At = now
@@ -302,6 +487,7 @@ func TestInFlightReturnsToZero(t *testing.T) {
 			if !tidy {
 				now = now.Add(time.Duration(rapid.IntRange(0, 8000).Draw(t, "pause")) * time.Millisecond)
 				l.Expire(now)
+				l.SetBlind(rapid.Bool().Draw(t, "blind"))
 				if rapid.IntRange(0, 9).Draw(t, "gone") == 0 {
 					l.NodeGone("edge")
 				}
@@ -340,7 +526,7 @@ func TestLedgerIsSafeForConcurrentUse(t *testing.T) {
 			for i := range 2000 {
 				id := fmt.Sprintf("1718924567123-%03d-%04d", g, i)
 				e := endpoint(1 + i%4)
-				l.Decided(id, "", e, time.Now())
+				l.Reserve(id, e, 0, time.Second, time.Now())
 				l.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: id, Attempt: 1, Endpoint: e})
 				_ = l.InFlight(l.Slot(e))
 				l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id, Attempt: 1})
@@ -376,7 +562,7 @@ func BenchmarkDecidedToEnd(b *testing.B) {
 			l.Expire(now.Add(time.Hour))
 		}
 		i++
-		l.Decided(id, "", e, now)
+		l.Reserve(id, e, 0, time.Second, now)
 		l.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: id, Attempt: 1, Endpoint: e, At: now})
 		l.Apply(fleet.Outcome{Kind: fleet.AttemptEnded, Node: "n", ID: id, Attempt: 1, Endpoint: e, At: now})
 		l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id, Attempt: 1, At: now})

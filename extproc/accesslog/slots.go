@@ -95,7 +95,24 @@ func (s *slots) enter(key fleet.EndpointKey, now time.Time) uint32 {
 	return slot
 }
 
-// leave ends what enter counted.
+// enterBelow is enter, unless the endpoint has limit attempts already; then it
+// counts nothing and returns false. A limit of 0 is none. Only leave changes a
+// count without the lock, and it lowers it, so the count never passes the limit.
+func (s *slots) enterBelow(key fleet.EndpointKey, limit int32, now time.Time) (uint32, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slot := s.find(key, now)
+	if slot == NoSlot {
+		return NoSlot, true
+	}
+	if limit > 0 && s.live[slot].Load() >= limit {
+		return slot, false
+	}
+	s.live[slot].Add(1)
+	return slot, true
+}
+
+// leave ends what enter or enterBelow counted.
 func (s *slots) leave(slot uint32) {
 	if slot != NoSlot {
 		s.live[slot].Add(-1)
