@@ -30,7 +30,7 @@ var allowed = map[string][]string{
 	"scorer/features":       {"scorer", "telemetry"},
 	"scorer/xgb":            {"scorer", "scorer/features", "telemetry", "fleet"},
 	"plan":                  {"fleet"},
-	"admission":             {"fleet"},
+	"admission":             {"fleet", "fleet/wire"},
 	"admission/ratelimit":   {"admission", "fleet"},
 	"envoy":                 {"fleet", "fleet/wire"},
 	"envoy/bootstrap":       {"envoy", "fleet", "fleet/wire"},
