@@ -1,0 +1,250 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+)
+
+// peekLimit is the largest body that Envoy looks into with six digits of
+// content-length.
+const peekLimit = 999_999
+
+// hostileBodies are documents that cost a JSON parser the most for their size.
+func hostileBodies() map[string]string {
+	fill := func(head, item, tail string, size int) string {
+		return head + strings.Repeat(item, (size-len(head)-len(tail))/len(item)) + tail
+	}
+	var keys strings.Builder
+	keys.WriteString(`{"model":"m"`)
+	for i := 0; keys.Len() < peekLimit-20; i++ {
+		fmt.Fprintf(&keys, `,"%d":1`, i)
+	}
+	keys.WriteString("}")
+	eight := strings.Repeat("s", 8192)
+	return map[string]string{
+		"integers":                  fill(`{"max_tokens":4,"prompt":[1`, ",1", "]}", peekLimit),
+		"unclosed arrays":           strings.Repeat("[", peekLimit),
+		"unclosed objects":          strings.Repeat(`{"a":`, peekLimit/5),
+		"999 levels":                `{"x":` + strings.Repeat("[", 990) + strings.Repeat("]", 990) + `}`,
+		"100,000 keys":              keys.String(),
+		"8 KiB strings":             fmt.Sprintf(`{"model":%[1]q,"prompt_cache_key":%[1]q,"max_tokens":%[1]q,"max_completion_tokens":%[1]q,"max_output_tokens":%[1]q,"stream":%[1]q,"user":%[1]q,"n":%[1]q}`, eight),
+		"escapes":                   fill(`{"prompt":"`, `\u00e9`, `"}`, peekLimit),
+		"empty objects":             fill(`{"x":[{}`, ",{}", "]}", peekLimit),
+		"one duplicate key":         fill(`{"max_tokens":1`, `,"max_tokens":1`, "}", peekLimit),
+		"text":                      fill(`{"prompt":"`, "x", `"}`, peekLimit),
+		"integers beyond the limit": fill(`{"prompt":[1`, ",1", "]}", 3<<20),
+		"truncated":                 fill(`{"prompt":[1`, ",1", "", peekLimit),
+		"zero bytes":                strings.Repeat("\x00", peekLimit),
+	}
+}
+
+// latencies are times of bystanders' requests.
+type latencies struct {
+	mu     sync.Mutex
+	all    []time.Duration
+	failed []string
+}
+
+func (l *latencies) add(d time.Duration, failure string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, d)
+	if failure != "" {
+		l.failed = append(l.failed, failure)
+	}
+}
+
+func (l *latencies) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	slices.Sort(l.all)
+	if len(l.all) == 0 {
+		return "none"
+	}
+	at := func(q float64) time.Duration {
+		return l.all[int(q*float64(len(l.all)-1))].Round(100 * time.Microsecond)
+	}
+	return fmt.Sprintf("%d requests, p50 %v, p99 %v, max %v", len(l.all), at(0.5), at(0.99), at(1))
+}
+
+// TestHostileBodiesBesideBystanders sends costly and broken bodies, uploads that
+// stall and uploads that break off, all beside small requests of somebody else.
+// It reports how long those took and what memory Envoy took, and asserts that
+// nobody is failed for it: no 5xx, every bystander served, nothing left in
+// flight, no more memory than some multiple of what was sent at a time.
+func TestHostileBodiesBesideBystanders(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for ten seconds")
+	}
+	m := newModelServer(t)
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }))
+	p := newPlace(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: %s, uploadTimeout: 2s }, routes: [chat] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ], maxInFlight: 4096 }
+routes:
+  - { name: chat, match: { prefix: / }, dialect: openai, pool: a }
+`, envoytest.FreeAddr(t), m.addr()))
+	p.serve(t)
+	e, listen := p.sidecar(t)
+	waitSteering(t, listen)
+
+	var bystanders, quiet latencies
+	with := wide(t)
+	url := "http://" + listen + chatPath
+	small := func(ctx context.Context, into *latencies) {
+		ticker := time.NewTicker(20 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			began := time.Now()
+			a, err := ask(context.WithoutCancel(ctx), with, url, `{"model":"m","max_tokens":16,"messages":[]}`, false)
+			failure := ""
+			if err != nil || a.status != http.StatusOK {
+				failure = fmt.Sprintf("status %d, %v: %.200s", a.status, err, a.body)
+			}
+			into.add(time.Since(began), failure)
+		}
+	}
+	alone, end := context.WithTimeout(t.Context(), time.Second)
+	small(alone, &quiet)
+	end()
+
+	before := residentBytes(e.PID())
+	peak := before
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var parts sync.WaitGroup
+	var mu sync.Mutex
+	statuses := map[string]map[int]int{}
+	note := func(what string, status int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if statuses[what] == nil {
+			statuses[what] = map[int]int{}
+		}
+		statuses[what][status]++
+	}
+	for range 2 {
+		parts.Go(func() { small(ctx, &bystanders) })
+	}
+	for what, body := range hostileBodies() {
+		parts.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				a, err := ask(context.WithoutCancel(ctx), with, url, body, i%5 == 4)
+				if err != nil {
+					a.status = -1
+				}
+				note(what, a.status)
+				pause(ctx, 100*time.Millisecond) // the machine is the tests' too
+			}
+		})
+	}
+	for _, length := range []int{peekLimit, 5 << 20} {
+		parts.Go(func() { stall(ctx, listen, length, func(status int) { note("stalled", status) }) })
+		parts.Go(func() { breakOff(ctx, listen, length) })
+	}
+	parts.Go(func() {
+		for ctx.Err() == nil {
+			peak = max(peak, residentBytes(e.PID()))
+			pause(ctx, 50*time.Millisecond)
+		}
+	})
+	parts.Wait()
+
+	for what, by := range statuses {
+		for status, n := range by {
+			// The server takes anything; what Envoy itself may say is that an
+			// upload took too long.
+			if status != http.StatusOK && (what != "stalled" || status != http.StatusRequestTimeout) {
+				t.Errorf("%s: %d answers of status %d", what, n, status)
+			}
+		}
+	}
+	if len(quiet.failed)+len(bystanders.failed) > 0 {
+		t.Errorf("%d bystanders failed, the first: %s", len(bystanders.failed), append(quiet.failed, bystanders.failed...)[0])
+	}
+	with.CloseIdleConnections()
+	envoytest.Eventually(t, "in flight back at 0", func() bool { return p.inFlight() == 0 })
+	after := residentBytes(e.PID())
+	const mib = 1 << 20
+	t.Logf("bystanders alone: %v", &quiet)
+	t.Logf("bystanders beside hostile bodies: %v", &bystanders)
+	t.Logf("Envoy's resident memory: %d MiB before, %d MiB at its peak, %d MiB after", before/mib, peak/mib, after/mib)
+	t.Logf("answers: %v", statuses)
+	// A parsed document takes up to some hundred times its size, one at a time
+	// for each worker; and a dozen bodies are under way.
+	if grown := (peak - before) / mib; grown > 1024 {
+		t.Errorf("Envoy took %d MiB more", grown)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// stall opens uploads that never end, a few at a time, and tells what each was
+// answered.
+func stall(ctx context.Context, address string, length int, answered func(int)) {
+	for ctx.Err() == nil {
+		var held []net.Conn
+		for range 5 {
+			if c, err := halfUpload(address, length, 1000); err == nil {
+				held = append(held, c)
+			}
+		}
+		for _, c := range held {
+			_ = c.SetReadDeadline(time.Now().Add(30 * time.Second))
+			var status int
+			if _, err := fmt.Fscanf(c, "HTTP/1.1 %d", &status); err != nil {
+				status = -1
+			}
+			answered(status)
+			_ = c.Close()
+		}
+	}
+}
+
+// breakOff opens uploads and goes away in the middle of them.
+func breakOff(ctx context.Context, address string, length int) {
+	for sent := 1; ctx.Err() == nil; sent = (sent*7 + 11) % length {
+		if c, err := halfUpload(address, length, sent); err == nil {
+			_ = c.Close()
+		}
+		pause(ctx, 10*time.Millisecond)
+	}
+}
+
+// halfUpload sends the head of a request and sent bytes of its body.
+func halfUpload(address string, length, sent int) (net.Conn, error) {
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
+	_, err = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s", chatPath, length, strings.Repeat("[", sent))
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
