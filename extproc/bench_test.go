@@ -31,7 +31,10 @@ func typicalMessage(t testing.TB) []byte {
 
 type nullLedger struct{}
 
-func (nullLedger) Decided(string, string, fleet.EndpointKey, time.Time) {}
+func (nullLedger) Reserve(string, fleet.EndpointKey, int32, time.Duration, time.Time) bool {
+	return true
+}
+func (nullLedger) Cancel(string) {}
 
 func benchWorld(t testing.TB) *world {
 	return newWorld(t, func(in *plan.Inputs, o *Options) {

@@ -113,10 +113,30 @@ type BudgetInput struct {
 	BodyError bool
 	// BodyUnread: there is a body and Envoy did not look into it.
 	BodyUnread bool
-	// TrustDeclared believes the header alone.
+	// TrustDeclared believes the header alone where it has a usable number;
+	// elsewhere the body counts as usual.
 	TrustDeclared bool
 	// Default is the route's budget for requests that declare none.
 	Default fleet.Tokens
+}
+
+// declared is the largest output budget that somebody declared and that could be
+// read; 0 if there is none. Budget may be more: the route's default, on doubt.
+func (in *BudgetInput) declared() fleet.Tokens {
+	switch {
+	case in.TrustDeclared && in.Header.Tokens > 0, in.BodyError, in.BodyUnread:
+		return in.Header.Tokens
+	}
+	return max(in.Header.Tokens, in.Body.Tokens)
+}
+
+// times is budget tokens for each of n answers; it saturates at MaxBudget, and n
+// below 1 counts as 1.
+func times(budget, n fleet.Tokens) fleet.Tokens {
+	if n = max(n, 1); budget > MaxBudget/n {
+		return MaxBudget
+	}
+	return budget * n
 }
 
 // Budget returns a request's output budget and where it comes from. The larger
@@ -127,10 +147,6 @@ func Budget(in BudgetInput) (fleet.Tokens, BudgetSource) {
 	switch {
 	case in.TrustDeclared && header > 0:
 		return header, BudgetHeader
-	case in.TrustDeclared && in.Header.Seen:
-		return in.Default, BudgetInvalid
-	case in.TrustDeclared:
-		return in.Default, BudgetDefault
 	case in.BodyError:
 		return max(header, in.Default), BudgetUnreadable
 	case in.BodyUnread:

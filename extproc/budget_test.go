@@ -64,8 +64,10 @@ func TestBudgetTakesTheLargerAndNeverTheLowestOnDoubt(t *testing.T) {
 		{"body broken, large header", BudgetInput{Header: n(9000), BodyError: true}, 9000, BudgetUnreadable},
 		{"body unread, small header", BudgetInput{Header: n(9), BodyUnread: true}, 512, BudgetUnread},
 		{"header trusted", BudgetInput{Header: n(9), Body: n(99), BodyUnread: true, TrustDeclared: true}, 9, BudgetHeader},
-		{"header trusted, junk", BudgetInput{Header: junk, Body: n(99), TrustDeclared: true}, 512, BudgetInvalid},
-		{"header trusted, absent", BudgetInput{Body: n(99), TrustDeclared: true}, 512, BudgetDefault},
+		{"header trusted, junk", BudgetInput{Header: junk, Body: n(99), TrustDeclared: true}, 99, BudgetBody},
+		{"header trusted, absent", BudgetInput{Body: n(99), TrustDeclared: true}, 99, BudgetBody},
+		{"header trusted, junk alone", BudgetInput{Header: junk, TrustDeclared: true}, 512, BudgetInvalid},
+		{"header trusted, absent, body broken", BudgetInput{BodyError: true, TrustDeclared: true}, 512, BudgetUnreadable},
 	} {
 		row.in.Default = 512
 		if got, source := Budget(row.in); got != row.want || source != row.source {

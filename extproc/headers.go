@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
@@ -26,53 +27,152 @@ type verdict struct {
 	info     *plan.RouteInfo
 	class    plan.Class
 	decision plan.Decision
+	// try says which try to decide it was, from 0.
+	try int
+	// reserved: the ledger counts the pick. admit is what admission said; its
+	// Reason is 0 where it wasn't asked, or had nothing to say.
+	reserved bool
+	admit    admission.Verdict
 	// strategy is the one really used: dynamic only if the plan picked or
 	// refused.
 	strategy fleet.Strategy
 	id       ID
 	idText   []byte // the decision id
+	idString string // the same, made once for ledger and admission
 	// requestID is what the client gets back; keepID is true when it is the
 	// client's own.
 	requestID []byte
 	keepID    bool
 	budget    fleet.Tokens
 	source    BudgetSource
+	answers   fleet.Tokens // asked for, each of that budget; 0 is 1
 }
 
-// requestHeaders is the phase that matters: class, decide, answer.
+// refused reports whether the answer is a refusal, by the plan or by admission.
+func (v *verdict) refused() bool {
+	return v.decision.Action == plan.ActionRefuse || (v.admit.Reason != 0 && !v.admit.Admitted)
+}
+
+// requestHeaders is the phase that matters: class, decide, reserve, admit,
+// answer.
 func (s *Service) requestHeaders(c *call, began time.Time) {
-	v := s.decide(&c.req)
+	v := &c.verdict
+	*v = verdict{id: s.o.IDs.Next(), plan: s.o.Plan(), strategy: fleet.StrategyLegacy}
 	v.idText = v.id.Append(c.id[:0])
 	v.requestID, v.keepID = s.requestID(&c.req, v.idText)
-	if v.decision.Action == plan.ActionSteer {
-		s.count(&v, began)
-	}
+	s.decide(c, began)
 	c.answered = true
 	if !c.req.observe {
 		c.out.b = answers.Get(0)
-		*c.out.b = s.appendAnswer(*c.out.b, &c.req, &v)
+		*c.out.b = appendAnswer(*c.out.b, c)
 	}
-	s.o.Observe(event(&c.req, &v, s.o.Now().Sub(began)))
+	s.o.Observe(event(c, s.o.Now().Sub(began)))
+	if c.req.observe {
+		s.withdraw(v)
+	}
 }
 
-// decide classes the request and asks the plan.
-func (s *Service) decide(r *request) verdict {
-	v := verdict{id: s.o.IDs.Next(), plan: s.o.Plan(), strategy: fleet.StrategyLegacy}
+// decide classes the request, asks the plan, reserves the place that the plan
+// picked, and asks admission.
+func (s *Service) decide(c *call, at time.Time) {
+	v := &c.verdict
 	v.class.Arm, v.decision.Arm = plan.NoPool, plan.NoPool
 	v.decision.Action = plan.ActionLeave
 	if v.plan == nil {
 		v.decision.Reason = plan.ReasonNoPlan
-		return v
+		return
 	}
-	if !v.classify(r) {
+	if !v.classify(&c.req) {
 		v.decision.Reason = plan.ReasonUnknownRoute
-		return v
+		return
 	}
-	v.decision = v.plan.Decide(v.class, v.id.Seed(), s.o.Live)
+	v.idString = string(v.idText)
+	s.place(v, at)
 	if v.decision.Action != plan.ActionLeave {
 		v.strategy = v.class.Strategy
 	}
-	return v
+	if v.class.Generates {
+		s.admit(c, at)
+	}
+}
+
+// maxTries is how many decisions a request gets. Each but the last found a place
+// that another request took between the look at the counts and the reservation.
+const maxTries = 4
+
+// place decides until the decided place could be reserved.
+func (s *Service) place(v *verdict, at time.Time) {
+	for v.try = 0; v.try < maxTries; v.try++ {
+		v.decision = v.plan.Decide(v.class, v.id.SeedOf(v.try), s.o.Live)
+		if v.decision.Action != plan.ActionSteer || s.reserve(v, at) {
+			return
+		}
+	}
+	v.decision = plan.Decision{Action: plan.ActionRefuse, Reason: plan.ReasonAllBusy, Arm: v.decision.Arm}
+}
+
+// reserve enters the first attempt into the ledger. False reports that its
+// endpoint has as many as it may; requests that don't generate are counted and
+// never refused.
+func (s *Service) reserve(v *verdict, at time.Time) bool {
+	if s.o.Ledger == nil {
+		return true
+	}
+	pick, limit := v.decision.Picks[0], int32(0)
+	if v.class.Generates {
+		limit = v.plan.Limit(pick)
+	}
+	v.reserved = s.o.Ledger.Reserve(v.idString, fleet.EndpointKey{
+		Pool: v.plan.PoolName(pick.Pool), Address: v.plan.Address(pick),
+	}, limit, expected(v.budget), at)
+	return v.reserved
+}
+
+// admit asks admission for a request that the plan lets pass, and for the advice
+// for one that it refuses.
+func (s *Service) admit(c *call, at time.Time) {
+	v := &c.verdict
+	if v.decision.Reason == plan.ReasonOversize {
+		return // no wait helps
+	}
+	if s.o.Admission != nil {
+		s.ask(&c.ask, &c.req, v, at)
+	}
+	if v.decision.Action == plan.ActionRefuse {
+		v.admit.Reason = admission.ReasonBusy
+		if v.decision.Reason == plan.ReasonNoRoom {
+			v.admit.Reason = admission.ReasonNoRoom
+		}
+		v.admit.Refusal = s.refuse(c)
+		return
+	}
+	if s.o.Admission == nil {
+		return
+	}
+	if v.admit = s.o.Admission.Admit(&c.ask); !v.admit.Admitted && v.reserved {
+		s.o.Ledger.Cancel(v.idString)
+		v.reserved = false
+	}
+}
+
+// refuse is what a client is told whom the plan refuses.
+func (s *Service) refuse(c *call) admission.Refusal {
+	if s.o.Admission != nil {
+		return s.o.Admission.Refuse(&c.ask, c.verdict.admit.Reason)
+	}
+	advice := c.verdict.plan.Advice(c.verdict.class, s.o.Live, c.verdict.id.Seed())
+	return admission.Refusal{RetryAfter: advice.RetryAfter, Concurrency: advice.RecommendedConcurrency, ShouldRetry: true}
+}
+
+// withdraw gives back what was counted for a request that nothing came of.
+func (s *Service) withdraw(v *verdict) {
+	if v.reserved {
+		s.o.Ledger.Cancel(v.idString)
+	}
+	if v.admit.Admitted {
+		s.o.Admission.Cancel(v.idString)
+	}
+	v.reserved, v.admit.Admitted = false, false
 }
 
 // classify fills in the class; it returns false when the plan doesn't know the
@@ -84,14 +184,16 @@ func (v *verdict) classify(r *request) bool {
 		return false
 	}
 	v.info = v.plan.RouteInfo(route)
-	v.budget, v.source = Budget(BudgetInput{
+	in := BudgetInput{
 		Header:        r.header,
 		Body:          r.body,
 		BodyError:     r.bodyError,
 		BodyUnread:    !r.peeked && !r.endOfStream,
 		TrustDeclared: v.info.TrustDeclared,
 		Default:       v.info.DefaultBudget,
-	})
+	}
+	v.budget, v.source = Budget(in)
+	v.answers = r.answers
 	v.class = plan.Class{
 		Route:     route,
 		Arm:       plan.NoPool,
@@ -101,9 +203,10 @@ func (v *verdict) classify(r *request) bool {
 		Generates: generates,
 	}
 	if generates {
-		v.class.Prompt = promptTokens(r.bodyBytes)
+		v.class.Budget = in.declared()
+		v.class.Prompt = promptTokens(r.bodyBytes, v.info.BytesPerToken)
 		if v.info.Affinity == fleet.AffinitySession {
-			v.class.Session = r.session()
+			v.class.Session = r.session(v.info.ReadUser)
 		}
 	}
 	if arm, known := v.plan.Pool(string(r.cluster)); known {
@@ -154,18 +257,8 @@ func plainID(id []byte) bool {
 	return true
 }
 
-// count enters the first attempt into the ledger.
-func (s *Service) count(v *verdict, at time.Time) {
-	if s.o.Ledger == nil {
-		return
-	}
-	pick := v.decision.Picks[0]
-	s.o.Ledger.Decided(string(v.idText), "", fleet.EndpointKey{
-		Pool: v.plan.PoolName(pick.Pool), Address: v.plan.Address(pick),
-	}, at)
-}
-
-func event(r *request, v *verdict, took time.Duration) Event {
+func event(c *call, took time.Duration) Event {
+	r, v := &c.req, &c.verdict
 	e := Event{
 		Strategy:        v.strategy,
 		UnknownStrategy: r.strategy == askedUnknown,
@@ -179,25 +272,36 @@ func event(r *request, v *verdict, took time.Duration) Event {
 		Sampling:        r.sampling,
 		Took:            took,
 		Prompt:          v.class.Prompt,
+		Answers:         max(v.answers, 1),
+		Tries:           v.try + 1,
+		Admission:       v.admit.Reason,
+		Limit:           v.admit.Standing.Policy,
+		LimitLocal:      v.admit.Standing.Local,
+		Hinted:          v.admit.Admitted && v.admit.Concurrency > 0,
 	}
-	if v.decision.Action == plan.ActionSteer {
+	switch {
+	case v.refused():
+		e.Action = plan.ActionRefuse
+	case v.decision.Action == plan.ActionSteer:
 		e.Slot, e.Steered = v.plan.Slot(v.decision.Picks[0])
 	}
 	if v.info != nil {
 		e.Route = v.info.Name
 		e.Pool = v.plan.PoolName(v.decision.Arm)
+		e.Class = classOf(v.info, r)
 	}
 	return e
 }
 
 // appendAnswer writes the ProcessingResponse.
-func (s *Service) appendAnswer(b []byte, r *request, v *verdict) []byte {
-	if v.decision.Action == plan.ActionRefuse {
-		b = s.appendRefusal(b, v)
+func appendAnswer(b []byte, c *call) []byte {
+	r, v := &c.req, &c.verdict
+	if v.refused() {
+		b = appendRefusal(b, v, c.scratch[:0])
 	} else {
 		b = appendGoOn(b, r, v)
 	}
-	return appendMetadata(b, v)
+	return appendMetadata(b, v, c.scratch[:0])
 }
 
 // appendGoOn writes request_headers: the ids, and for a moved request the order
@@ -223,7 +327,7 @@ func appendGoOn(b []byte, r *request, v *verdict) []byte {
 
 // appendMetadata writes dynamic_metadata: what logs and answers show, the hosts
 // and, where the hosts are not in step with the route's own groups, the groups.
-func appendMetadata(b []byte, v *verdict) []byte {
+func appendMetadata(b []byte, v *verdict, scratch []byte) []byte {
 	b, metadata := open(b, 8) // ProcessingResponse.dynamic_metadata
 	b, log := openStruct(b, wire.NamespaceLog)
 	b = stringEntry(b, wire.KeyDecision, v.idText)
@@ -231,9 +335,17 @@ func appendMetadata(b []byte, v *verdict) []byte {
 		b = stringEntry(b, wire.KeyPlan, v.plan.Digest())
 	}
 	b = stringEntry(b, wire.KeyStrategy, v.strategy.String())
-	b = stringEntry(b, wire.KeyReason, v.decision.Reason.String())
+	b = stringEntry(b, wire.KeyReason, v.reason())
 	b = stringEntry(b, wire.KeyRequestID, v.requestID)
+	if v.try > 0 {
+		var digits [4]byte
+		b = stringEntry(b, wire.KeyTry, appendUint(digits[:0], uint64(v.try)))
+	}
 	b = shutStruct(b, log)
+	if v.refused() {
+		return shut(b, metadata)
+	}
+	b = appendStanding(b, v, scratch)
 	if v.decision.Action == plan.ActionSteer {
 		b = appendHosts(b, v)
 		if v.decision.Regroup {
@@ -241,6 +353,32 @@ func appendMetadata(b []byte, v *verdict) []byte {
 		}
 	}
 	return shut(b, metadata)
+}
+
+// appendStanding writes, by header name, what the route's configuration puts on
+// the answer to an admitted request: where the client stands with its limit, and
+// how many requests it should have in flight, if it is near its share. A refusal
+// carries these headers itself.
+func appendStanding(b []byte, v *verdict, scratch []byte) []byte {
+	if v.admit.Standing.Policy == "" && v.admit.Concurrency <= 0 {
+		return b
+	}
+	b, limit := openStruct(b, wire.NamespaceLimit)
+	v.admit.Standing.EachHeader(scratch, func(name string, value []byte) { b = stringEntry(b, name, value) })
+	if v.admit.Concurrency > 0 {
+		var digits [20]byte
+		b = stringEntry(b, wire.HeaderRecommendedConcurrency, appendUint(digits[:0], uint64(v.admit.Concurrency)))
+	}
+	return shutStruct(b, limit)
+}
+
+// reason is why the answer is as it is: admission's reason where that refuses,
+// else the plan's.
+func (v *verdict) reason() string {
+	if v.decision.Action != plan.ActionRefuse && v.refused() {
+		return v.admit.Reason.String()
+	}
+	return v.decision.Reason.String()
 }
 
 // appendHosts writes "ip:port,…" in attempt order; Envoy keeps one cursor over

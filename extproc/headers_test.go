@@ -224,7 +224,7 @@ func TestPromptIsEstimatedFromTheContentLength(t *testing.T) {
 		{"", 0}, {"0", 0}, {"3", 0}, {"4", 1}, {"40000", 10_000}, {"999999999999", 1 << 20},
 		{"9999999999999999999", 0}, {"-40", 0}, {"+40", 0}, {"4e3", 0}, {" 40", 0}, {"40, 40", 0}, {"0x40", 0},
 	} {
-		if got := promptTokens(contentLength([]byte(row.length))); got != row.want {
+		if got := promptTokens(contentLength([]byte(row.length)), 4); got != row.want {
 			t.Errorf("content-length %q: %d tokens; want %d", row.length, got, row.want)
 		}
 	}

@@ -25,6 +25,8 @@ type world struct {
 	mu     sync.Mutex
 	events []Event
 	picks  map[string]fleet.EndpointKey
+	limits []int32 // of reservations
+	full   int     // reservations that are refused before one is granted
 }
 
 type liveMap map[uint32]int32
@@ -91,10 +93,22 @@ func (w *world) observe(e Event) {
 	w.events = append(w.events, e)
 }
 
-func (w *world) Decided(id, _ string, pick fleet.EndpointKey, _ time.Time) {
+func (w *world) Reserve(id string, pick fleet.EndpointKey, limit int32, _ time.Duration, _ time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.full > 0 {
+		w.full--
+		return false
+	}
 	w.picks[id] = pick
+	w.limits = append(w.limits, limit)
+	return true
+}
+
+func (w *world) Cancel(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.picks, id)
 }
 
 func (w *world) lastEvent() Event {

@@ -4,8 +4,10 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 // Waits that a client is told: SDKs give up or fall back to their own back-off
@@ -15,44 +17,98 @@ const (
 	maxRetryAfter = time.Minute
 )
 
-const statusTooManyRequests = 429
+const (
+	statusBadRequest      = 400
+	statusTooManyRequests = 429
+)
 
-// appendRefusal writes immediate_response: a 429 in the caller's dialect.
-func (s *Service) appendRefusal(b []byte, v *verdict) []byte {
-	advice := v.plan.Advice(v.class, s.o.Live, v.id.Seed())
-	wait := min(max(advice.RetryAfter, minRetryAfter), maxRetryAfter)
-	t := refusal{
-		millis:      uint64((wait + time.Millisecond - 1) / time.Millisecond),
-		seconds:     uint64((wait + time.Second - 1) / time.Second),
-		concurrency: uint64(max(advice.RecommendedConcurrency, 1)),
+// refusal is what an answer to a refused request tells, as the wire shows it.
+type refusal struct {
+	v *verdict
+	wait
+	// limit is the largest max_tokens that fits, 0 if it isn't known.
+	limit fleet.Tokens
+}
+
+// wait is when and how to come back.
+type wait struct {
+	millis      uint64 // 1 … 60,000; 0 where no wait helps
+	seconds     uint64 // millis rounded up
+	concurrency uint64 // 0 is not known
+	shouldRetry bool
+}
+
+func waitOf(r admission.Refusal) wait {
+	w := waitFor(r.RetryAfter)
+	w.concurrency, w.shouldRetry = uint64(max(r.Concurrency, 1)), r.ShouldRetry
+	return w
+}
+
+// waitFor is a wait within what clients understand.
+func waitFor(d time.Duration) wait {
+	d = min(max(d, minRetryAfter), maxRetryAfter)
+	return wait{
+		millis:      uint64((d + time.Millisecond - 1) / time.Millisecond),
+		seconds:     uint64((d + time.Second - 1) / time.Second),
+		shouldRetry: true,
+	}
+}
+
+// appendFields appends the retry fields that say so.
+func (w *wait) appendFields(b []byte) []byte {
+	var digits [20]byte
+	if w.millis > 0 {
+		b = setHeader(b, wire.HeaderRetryAfterMs, appendUint(digits[:0], w.millis))
+		b = setHeader(b, wire.HeaderRetryAfter, appendUint(digits[:0], w.seconds))
+	}
+	if w.concurrency > 0 {
+		b = setHeader(b, wire.HeaderRecommendedConcurrency, appendUint(digits[:0], w.concurrency))
+	}
+	if !w.shouldRetry {
+		b = setHeader(b, wire.HeaderShouldRetry, "false")
+	}
+	return b
+}
+
+// refusalOf is how a verdict that refuses is told.
+func refusalOf(v *verdict) refusal {
+	r := refusal{v: v, limit: v.decision.Fits}
+	if v.decision.Reason != plan.ReasonOversize {
+		r.wait = waitOf(v.admit.Refusal)
+	}
+	return r
+}
+
+// oversize reports whether the request can never be served as it is.
+func (r *refusal) oversize() bool { return r.v.decision.Reason == plan.ReasonOversize }
+
+// appendRefusal writes immediate_response: a 429, or a 400, in the caller's
+// dialect.
+func appendRefusal(b []byte, v *verdict, scratch []byte) []byte {
+	r := refusalOf(v)
+	status := uint64(statusTooManyRequests)
+	if r.oversize() {
+		status = statusBadRequest
 	}
 	b, immediate := open(b, 7) // ProcessingResponse.immediate_response
 	b, code := open(b, 1)      // ImmediateResponse.status
-	b = varint(b, 1, statusTooManyRequests)
+	b = varint(b, 1, status)
 	b = shut(b, code)
 	b, headers := open(b, 2) // ImmediateResponse.headers
-	b = t.appendHeaders(b, v)
+	b = r.appendHeaders(b, scratch)
 	b = shut(b, headers)
 	b, body := open(b, 3) // ImmediateResponse.body
-	b = t.appendBody(b, v)
+	b = r.appendBody(b)
 	b = shut(b, body)
 	b, details := open(b, 5) // ImmediateResponse.details
-	b = append(append(b, "fairlead_"...), v.decision.Reason.String()...)
+	b = append(append(b, "fairlead_"...), v.reason()...)
 	return shut(shut(b, details), immediate)
 }
 
-// refusal is the advice as the wire shows it.
-type refusal struct {
-	millis      uint64 // 1 … 60,000
-	seconds     uint64 // millis rounded up
-	concurrency uint64 // ≥ 1
-}
-
-func (t refusal) appendHeaders(b []byte, v *verdict) []byte {
-	var digits [20]byte
-	b = setHeader(b, wire.HeaderRetryAfterMs, appendUint(digits[:0], t.millis))
-	b = setHeader(b, wire.HeaderRetryAfter, appendUint(digits[:0], t.seconds))
-	b = setHeader(b, wire.HeaderRecommendedConcurrency, appendUint(digits[:0], t.concurrency))
+func (r *refusal) appendHeaders(b, scratch []byte) []byte {
+	v := r.v
+	b = r.appendFields(b)
+	v.admit.Standing.EachHeader(scratch, func(name string, value []byte) { b = setHeader(b, name, value) })
 	b = setHeader(b, "content-type", "application/json")
 	b = setHeader(b, wire.HeaderRouteStrategy, v.strategy.String())
 	b = setHeader(b, wire.HeaderDecision, v.idText)
@@ -60,38 +116,159 @@ func (t refusal) appendHeaders(b []byte, v *verdict) []byte {
 	return setHeader(b, wire.HeaderRequestID, v.requestID)
 }
 
-// appendBody writes the error object of the caller's API with two more members
-// in it, which the official SDKs pass over. All that is inserted is digits or a
+// appendBody writes the error object of the caller's API with further members in
+// it, which the official SDKs pass over. All that is inserted is digits or a
 // plain id, so nothing needs escaping.
-func (t refusal) appendBody(b []byte, v *verdict) []byte {
-	anthropic := v.info.Dialect == fleet.DialectAnthropic
+func (r *refusal) appendBody(b []byte) []byte {
+	anthropic := r.v.info.Dialect == fleet.DialectAnthropic
+	kind, param, code := "rate_limit_error", "null", "rate_limit_exceeded"
+	switch {
+	case r.oversize():
+		kind, param, code = "invalid_request_error", `"max_tokens"`, "max_tokens_too_large"
+	case r.v.decision.Reason == plan.ReasonNoRoom:
+		param = `"max_tokens"`
+	}
 	if anthropic {
-		b = append(b, `{"type":"error","error":{"type":"rate_limit_error","message":"`...)
+		b = append(append(append(b, `{"type":"error","error":{"type":"`...), kind...), `","message":"`...)
 	} else {
 		b = append(b, `{"error":{"message":"`...)
 	}
-	b = t.appendMessage(b)
+	b = append(r.appendMessage(b), '"')
 	if !anthropic {
-		b = append(b, `","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded`...)
+		b = append(append(b, `,"type":"`...), kind...)
+		b = append(append(b, `","param":`...), param...)
+		b = append(append(append(b, `,"code":"`...), code...), '"')
 	}
-	b = appendUint(append(b, `","retry_after_ms":`...), t.millis)
-	b = appendUint(append(b, `,"recommended_concurrency":`...), t.concurrency)
+	if r.millis > 0 {
+		b = appendUint(append(b, `,"retry_after_ms":`...), r.millis)
+		b = appendUint(append(b, `,"recommended_concurrency":`...), r.concurrency)
+	}
+	if r.limit > 0 {
+		b = appendTokens(append(b, `,"max_tokens_limit":`...), r.limit)
+	}
 	b = append(b, '}')
 	if anthropic {
-		b = append(append(append(b, `,"request_id":"`...), v.requestID...), '"')
+		b = append(append(append(b, `,"request_id":"`...), r.v.requestID...), '"')
 	}
 	return append(b, '}')
 }
 
-func (t refusal) appendMessage(b []byte) []byte {
-	b = append(b, "All model servers for this request are busy. Retry in "...)
-	b = appendUint(b, t.millis)
-	b = append(b, " ms and keep at most "...)
-	b = appendUint(b, t.concurrency)
-	if t.concurrency == 1 {
-		return append(b, " request in flight."...)
+// appendMessage writes a sentence that a person can follow, and then when to come
+// back.
+func (r *refusal) appendMessage(b []byte) []byte {
+	v := r.v
+	if r.oversize() {
+		b = appendTokens(append(b, "This request asks for "...), v.class.Budget)
+		b = appendTokens(append(b, " output tokens and the model gives at most "...), r.limit)
+		b = appendTokens(append(b, ": set max_tokens to "...), r.limit)
+		return append(b, " or less."...)
 	}
-	return append(b, " requests in flight."...)
+	s := &v.admit.Standing
+	switch v.admit.Reason {
+	case admission.ReasonNoRoom:
+		return r.appendNoRoom(b)
+	case admission.ReasonConcurrency:
+		b = r.appendInFlight(b, "You have ", " and may have ")
+	case admission.ReasonShare:
+		b = r.appendInFlight(b, "The model servers are full. You have ", " and your share is ")
+	case admission.ReasonLevel:
+		b = append(b, "The model servers are full, and requests with an output budget like this one's have their part of them."...)
+	case admission.ReasonRequests:
+		b = appendInt(append(b, "Your limit of "...), s.Requests.Limit)
+		b = appendPeriod(append(b, " requests per "...), s.Requests.Window)
+		b = appendReset(append(b, " is used up"...), s.Requests.Reset)
+	case admission.ReasonTokens:
+		b = appendTokens(append(b, "This request may take "...), r.cost())
+		b = appendInt(append(b, " tokens and you have "...), max(s.Tokens.Remaining, 0))
+		b = appendInt(append(b, " left of "...), s.Tokens.Limit)
+		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
+		b = appendReset(b, s.Tokens.Reset)
+	case admission.ReasonTooMany:
+		b = appendTokens(append(b, "This request may take "...), r.cost())
+		b = appendInt(append(b, " tokens, more than your whole limit of "...), s.Tokens.Limit)
+		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
+		b = append(b, ": lower max_tokens or shorten the prompt."...)
+	case admission.ReasonLimiterDown:
+		b = append(b, "Rate limits can't be counted at the moment, and nothing is admitted meanwhile."...)
+	default:
+		b = append(b, "All model servers for this request are busy."...)
+		if r.shouldRetry {
+			b = appendUint(append(b, " Retry in "...), r.millis)
+			b = appendUint(append(b, " ms and keep at most "...), r.concurrency)
+			return append(append(b, plural(r.concurrency, " request")...), " in flight."...)
+		}
+	}
+	return r.appendRetry(b)
+}
+
+// cost is what a limit on tokens would have reserved.
+func (r *refusal) cost() fleet.Tokens {
+	return min(r.v.class.Prompt, MaxBudget) + times(r.v.budget, r.v.answers)
+}
+
+func (r *refusal) appendNoRoom(b []byte) []byte {
+	b = appendTokens(append(b, "No model server has room now for a request of "...), r.v.class.Budget)
+	b = append(b, " output tokens."...)
+	if r.limit > 0 {
+		b = appendTokens(append(b, " There is room for a max_tokens of "...), r.limit)
+		b = append(b, " at most."...)
+	}
+	return r.appendRetry(b)
+}
+
+// appendInFlight tells how many requests the client has and may have in flight.
+func (r *refusal) appendInFlight(b []byte, before, middle string) []byte {
+	has, may := uint64(max(r.v.admit.Refusal.InFlight, 0)), r.concurrency
+	b = appendUint(append(b, before...), has)
+	b = append(append(b, plural(has, " request")...), " in flight"...)
+	b = appendUint(append(b, middle...), may)
+	if has <= may {
+		return append(b, ": wait until one of them has ended."...)
+	}
+	b = appendUint(append(b, ": reduce concurrent requests from "...), has)
+	b = appendUint(append(b, " to "...), may)
+	return append(b, '.')
+}
+
+func (r *refusal) appendRetry(b []byte) []byte {
+	if !r.shouldRetry {
+		return append(b, " Do not retry: waiting will not help in time."...)
+	}
+	b = appendUint(append(b, " Retry in "...), r.millis)
+	return append(b, " ms."...)
+}
+
+// appendPeriod names a window: "minute", or "5m0s" if it has no name.
+func appendPeriod(b []byte, window time.Duration) []byte {
+	switch window {
+	case time.Second:
+		return append(b, "second"...)
+	case time.Minute:
+		return append(b, "minute"...)
+	case time.Hour:
+		return append(b, "hour"...)
+	case 24 * time.Hour:
+		return append(b, "day"...)
+	}
+	return append(b, window.String()...)
+}
+
+// appendReset says when the window ends, in whole seconds, rounded up.
+func appendReset(b []byte, reset time.Duration) []byte {
+	b = append(b, "; the limit is reset in "...)
+	b = appendUint(b, uint64((max(reset, 0)+time.Second-1)/time.Second))
+	return append(b, " s."...)
+}
+
+func plural(n uint64, word string) string {
+	if n == 1 {
+		return word
+	}
+	return word + "s"
 }
 
 func appendUint(b []byte, n uint64) []byte { return strconv.AppendUint(b, n, 10) }
+
+func appendInt(b []byte, n int64) []byte { return strconv.AppendInt(b, n, 10) }
+
+func appendTokens(b []byte, n fleet.Tokens) []byte { return strconv.AppendInt(b, int64(n), 10) }

@@ -122,11 +122,3 @@ func TestPathsThatDoNotGenerateAreNeverRefused(t *testing.T) {
 		}
 	}
 }
-
-func TestRefusalMessageCountsRight(t *testing.T) {
-	for n, want := range map[uint64]string{1: "at most 1 request in flight.", 8: "at most 8 requests in flight."} {
-		if got := string(refusal{millis: 5, concurrency: n}.appendMessage(nil)); !strings.HasSuffix(got, want) {
-			t.Errorf("%q; want the end %q", got, want)
-		}
-	}
-}

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
@@ -54,14 +55,28 @@ type request struct {
 	requestID []byte
 	bodyBytes int64  // content-length; 0 when unknown
 	affinity  []byte // x-session-affinity
+	shown     credentials
+	pace      pace
 
 	peeked    bool // json_to_metadata saw the body: a key, wire.KeyRead or an error
 	body      Declared
+	answers   fleet.Tokens // n, how many answers are asked for; 0: not said, or no usable number
 	bodyError bool
 	stream    bool
 	cacheKey  []byte // prompt_cache_key
+	user      []byte
+
+	claims []byte // a verified token's, see claim; a google.protobuf.Struct
 
 	cluster, route, source, zone []byte
+	uriSAN, subject              []byte // of the caller's certificate
+}
+
+// pace is what a caller says of its waits and retries, as sent; see ask.go.
+type pace struct {
+	batch                             bool // x-request-class: batch
+	timeout, readTimeout, grpcTimeout []byte
+	retries                           []byte
 }
 
 var errMalformed = errors.New("malformed protobuf")
@@ -143,6 +158,7 @@ func (r *request) scanPhase(k kind, b []byte) error {
 	if r.kind != k {
 		r.kind, r.endOfStream = k, false
 		r.strategy, r.header, r.sampling, r.requestID, r.bodyBytes, r.affinity = askedNothing, Declared{}, Sampling{}, nil, 0, nil
+		r.shown, r.pace = credentials{}, pace{}
 	}
 	if k != kindRequestHeaders {
 		return nil
@@ -182,7 +198,15 @@ func (r *request) scanHeaders(b []byte) error {
 	return nil
 }
 
-const headerContentLength = "content-length"
+// Request headers that others name.
+const (
+	headerContentLength = "content-length"
+	headerAuthorization = "authorization"
+	headerAPIKey        = "x-api-key"
+)
+
+// classBatch is the one value of x-request-class that is believed.
+const classBatch = "batch"
 
 // scanHeader reads a HeaderValue: key 1, value 2, raw_value 3.
 func (r *request) scanHeader(b []byte) error {
@@ -220,16 +244,34 @@ func (r *request) scanHeader(b []byte) error {
 		r.affinity = value
 	case headerContentLength:
 		r.bodyBytes = contentLength(value)
+	case headerAuthorization:
+		r.shown.authorization.add(value)
+	case headerAPIKey:
+		r.shown.apiKey.add(value)
+	case wire.HeaderRequestClass:
+		r.pace.batch = r.pace.batch || string(value) == classBatch
+	case wire.HeaderStainlessTimeout:
+		r.pace.timeout = value
+	case wire.HeaderStainlessReadTimeout:
+		r.pace.readTimeout = value
+	case wire.HeaderStainlessRetry:
+		r.pace.retries = value
+	case wire.HeaderGRPCTimeout:
+		r.pace.grpcTimeout = value
 	}
 	return nil
 }
 
-// session is the request's session: the header's, else the body's.
-func (r *request) session() plan.Session {
-	if len(r.affinity) > 0 {
+// session is the request's session: the header's, else that of the body's
+// prompt_cache_key, else, where the route reads it, the body's user.
+func (r *request) session(readUser bool) plan.Session {
+	switch {
+	case len(r.affinity) > 0:
 		return plan.SessionOf(r.affinity)
+	case len(r.cacheKey) > 0 || !readUser:
+		return plan.SessionOf(r.cacheKey)
 	}
-	return plan.SessionOf(r.cacheKey)
+	return plan.SessionOf(r.user)
 }
 
 // ask takes a value of x-route-strategy.
@@ -265,7 +307,8 @@ func entry(b []byte) (key, value []byte, err error) {
 	return key, value, nil
 }
 
-// scanMetadata reads Metadata.filter_metadata (1) for the peeked fields.
+// scanMetadata reads Metadata.filter_metadata (1) for the peeked fields and for
+// the claims of a token, which are looked into only where a route asks for one.
 func (r *request) scanMetadata(b []byte) error {
 	for len(b) > 0 {
 		f, rest, err := next(b)
@@ -280,10 +323,14 @@ func (r *request) scanMetadata(b []byte) error {
 		if err != nil {
 			return err
 		}
-		if string(name) == wire.NamespacePeek {
-			if err := r.scanStruct(fields, (*request).peek); err != nil {
-				return err
-			}
+		switch string(name) {
+		case wire.NamespacePeek:
+			err = r.scanStruct(fields, (*request).peek)
+		case wire.NamespaceJWT:
+			r.claims = fields
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -322,13 +369,14 @@ func (r *request) scanStruct(b []byte, take func(*request, []byte, value)) error
 	return nil
 }
 
-// value is a google.protobuf.Value: number 2, string 3 or bool 4. Of all other
-// kinds it is the zero value.
+// value is a google.protobuf.Value: number 2, string 3, bool 4 or struct 5. Of
+// all other kinds it is the zero value.
 type value struct {
 	isNumber, isString, isBool bool
 	number                     float64
 	text                       []byte
 	yes                        bool
+	fields                     []byte // of a struct
 }
 
 func scanValue(b []byte) (value, error) {
@@ -346,6 +394,8 @@ func scanValue(b []byte) (value, error) {
 			v = value{isString: true, text: f.bytes}
 		case f.number == 4 && f.wire == protowire.VarintType:
 			v = value{isBool: true, yes: f.num != 0}
+		case f.isBytes(5):
+			v = value{fields: f.bytes}
 		case f.number >= 1 && f.number <= 6:
 			v = value{}
 		}
@@ -363,6 +413,10 @@ func (r *request) peek(name []byte, v value) {
 		r.stream = v.isBool && v.yes
 	case wire.KeyPromptCacheKey:
 		r.cacheKey = v.text
+	case wire.KeyUser:
+		r.user = v.text
+	case wire.KeyN:
+		r.answers = v.declared().Tokens
 	case wire.KeyError:
 		r.bodyError = r.bodyError || (v.isBool && v.yes)
 	}
@@ -388,5 +442,9 @@ func (r *request) attribute(name []byte, v value) {
 		r.source = v.text
 	case wire.AttributeZone:
 		r.zone = v.text
+	case wire.AttributeURISAN:
+		r.uriSAN = v.text
+	case wire.AttributeSubject:
+		r.subject = v.text
 	}
 }

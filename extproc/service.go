@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
@@ -24,10 +25,15 @@ const ServiceName = "envoy.service.ext_proc.v3.ExternalProcessor"
 // that Fairlead configures.
 const maxMessages = 16
 
-// Ledger is told of attempts at the moment they are decided. node is the Envoy
-// that asked, or empty: ext_proc messages don't carry it.
+// Ledger counts attempts in flight, from the moment they are decided.
 type Ledger interface {
-	Decided(id, node string, pick fleet.EndpointKey, at time.Time)
+	// Reserve counts the attempt of a decision on an endpoint, or returns false
+	// and counts nothing when the endpoint has limit attempts in flight already.
+	// Limit 0 is no limit; a negative one is always reached. expected is how long
+	// the request may take, for as long as no log tells.
+	Reserve(id string, pick fleet.EndpointKey, limit int32, expected time.Duration, at time.Time) bool
+	// Cancel undoes a reservation that nothing came of.
+	Cancel(id string)
 }
 
 // Options configures a Service. Plan and IDs are required.
@@ -37,9 +43,12 @@ type Options struct {
 	Plan func() *plan.Plan
 	// Live tells what is in flight; nil means nothing is.
 	Live plan.Live
-	// Ledger may be nil.
+	// Ledger may be nil; then nothing is reserved.
 	Ledger Ledger
-	IDs    *IDs
+	// Admission may be nil; then everything enters that the plan lets pass, and
+	// the plan alone says what those are told whom it refuses.
+	Admission Admission
+	IDs       *IDs
 	// Trusted reports whether the x-request-id of a caller ("ip:port") is kept;
 	// nil trusts nobody.
 	Trusted func(source string) bool
@@ -57,14 +66,31 @@ type Event struct {
 	Strategy fleet.Strategy
 	// UnknownStrategy: the client asked for a strategy that doesn't exist.
 	UnknownStrategy bool
-	Reason          plan.Reason
-	Action          plan.Action
-	Moved           bool
-	Generates       bool
-	Level           fleet.BurstLevel
-	Budget          fleet.Tokens
-	BudgetSource    BudgetSource
-	Sampling        Sampling
+	// Reason is the plan's. Action is ActionRefuse where the plan or admission
+	// refused.
+	Reason plan.Reason
+	Action plan.Action
+	// Admission says why a generating request entered or was refused; 0 where
+	// admission was not asked. Of a request that is larger than its model allows
+	// only Reason tells.
+	Admission admission.Reason
+	// Limit is the name of the client's limit, "" if none counts; LimitLocal is
+	// true while a replica counts its own part of it.
+	Limit      string
+	LimitLocal bool
+	// Hinted: admitted, and told how many requests to have in flight.
+	Hinted bool
+	Class  fleet.RequestClass
+	// Tries is how many decisions it took until a place could be reserved.
+	Tries        int
+	Moved        bool
+	Generates    bool
+	Level        fleet.BurstLevel
+	Budget       fleet.Tokens
+	BudgetSource BudgetSource
+	// Answers ≥ 1 is how many answers are asked for, each of that budget.
+	Answers  fleet.Tokens
+	Sampling Sampling
 	// Prompt is the estimated length of the prompt; 0 if unknown.
 	Prompt fleet.Tokens
 	// Slot is the counter of the endpoint that the plan picked; only where
@@ -131,10 +157,14 @@ func (s *Service) Register(g *grpc.Server) {
 
 // call is the state of one stream: one HTTP request.
 type call struct {
-	in  rawIn
-	out rawOut
-	req request
-	id  [32]byte
+	in      rawIn
+	out     rawOut
+	req     request
+	verdict verdict
+	ask     admission.Ask
+	id      [32]byte
+	// scratch has room for the values of all headers of a standing.
+	scratch [384]byte
 	// answered is true once the request headers have their answer.
 	answered bool
 }
@@ -148,7 +178,7 @@ func (c *call) release() {
 	if cap(c.in.b) > keepInput {
 		c.in.b = nil
 	}
-	c.out.b, c.req, c.answered = nil, request{}, false
+	c.out.b, c.req, c.verdict, c.ask, c.answered = nil, request{}, verdict{}, admission.Ask{}, false
 	calls.Put(c)
 }
 
@@ -181,6 +211,7 @@ func (s *Service) process(st stream) error {
 		}
 		if c.out.b != nil {
 			if err := st.SendMsg(&c.out); err != nil {
+				s.withdraw(&c.verdict)
 				return err
 			}
 			c.out.b = nil
@@ -202,6 +233,7 @@ func (s *Service) dispatch(c *call) (err error) {
 		if v := recover(); v != nil {
 			s.o.Log.Error("ext_proc handler panicked", "panic", v, "stack", string(debug.Stack()))
 			c.out.b, err = nil, errPanic
+			s.withdraw(&c.verdict)
 		}
 		if err != nil {
 			s.o.Observe(Event{Failed: true, Took: s.o.Now().Sub(began)})

@@ -148,9 +148,10 @@ func (s *steered) serveExtProc(t *testing.T) {
 type liveLedger struct{ s *steered }
 
 func (l liveLedger) InFlight(slot uint32) int32 { return l.s.ledger.Load().InFlight(slot) }
-func (l liveLedger) Decided(id, node string, pick fleet.EndpointKey, at time.Time) {
-	l.s.ledger.Load().Decided(id, node, pick, at)
+func (l liveLedger) Reserve(id string, pick fleet.EndpointKey, limit int32, expected time.Duration, at time.Time) bool {
+	return l.s.ledger.Load().Reserve(id, pick, limit, expected, at)
 }
+func (l liveLedger) Cancel(id string) { l.s.ledger.Load().Cancel(id) }
 
 func (s *steered) serveLog(t *testing.T) {
 	t.Helper()

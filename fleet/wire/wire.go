@@ -112,6 +112,9 @@ const (
 	KeyPlan     = "plan"
 	KeyStrategy = "strategy"
 	KeyReason   = "reason"
+	// KeyTry is which try to decide the decision came from, counted from 0; not
+	// there for the first. It is part of the seed of the decision's draws.
+	KeyTry = "try"
 	// KeyRequestID is the request id the client gets back.
 	KeyRequestID = "request_id"
 
