@@ -19,7 +19,8 @@ const maxListens = 4096
 
 // group holds what one group is served and who is connected. Its publisher
 // (run) is the only writer of the caches after newGroup, save that attach adds
-// a cache for a new listening address.
+// a cache for a new listening address, and that the runtime has a publisher of
+// its own (runRuntime).
 type group struct {
 	server        *Server
 	name          string
@@ -45,6 +46,8 @@ type group struct {
 	// What the caches hold, generations included.
 	clusters, endpoints, routes items
 	generations                 generations
+
+	runtime runtime
 
 	publishing bool          // a sequence is under way: the caches are between two worlds
 	waiting    *barrier      // the step waited for, or nil
@@ -76,6 +79,7 @@ func newGroup(s *Server, w *world) *group {
 		desired:  w, handled: w, current: w, listenWorld: w,
 		clusters: w.clusters, endpoints: w.endpoints, routes: w.routes,
 		generations: generations{},
+		runtime:     newRuntime(),
 	}
 	for address, l := range w.listeners {
 		g.listens[address] = newListenCache(address, l)
@@ -225,6 +229,9 @@ func (g *group) detach(ses *session) {
 	if g.rollbackDue() {
 		g.markBusy()
 	}
+	if g.runtimeTakeBack() {
+		g.runtime.look()
+	}
 }
 
 // request takes in one request of a stream and returns what there is to tell.
@@ -232,6 +239,9 @@ func (g *group) request(ses *session, r *discoveryv3.DeltaDiscoveryRequest) ([]E
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	typeURL := r.GetTypeUrl()
+	if typeURL == typeRuntime {
+		return g.runtimeRequest(ses, r, time.Now())
+	}
 	ts := ses.types[typeURL]
 	if ts == nil {
 		if len(ses.types) >= maxTypes {
@@ -379,6 +389,10 @@ func (g *group) sending(ses *session, r *discoveryv3.DeltaDiscoveryResponse) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if r.GetTypeUrl() == typeRuntime {
+		ses.runtime.add(o)
+		return
+	}
 	ses.types[r.GetTypeUrl()].add(o)
 }
 

@@ -52,6 +52,8 @@ type Server struct {
 	extras      *extras
 	departed    departed
 
+	runtimeEvery, runtimeSettle time.Duration
+
 	submitting sync.Mutex // one Submit at a time
 
 	mu      sync.Mutex
@@ -69,6 +71,8 @@ func New(o Options) *Server {
 		builders: builders{resources: o.Build, listener: o.BuildListener},
 		extras:   newExtras(),
 		groups:   map[string]*group{},
+
+		runtimeEvery: runtimeEvery, runtimeSettle: runtimeSettle,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -203,16 +207,18 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// start runs a group's publisher if Run is active. The caller holds s.mu.
+// start runs a group's publishers if Run is active. The caller holds s.mu.
 func (s *Server) start(g *group) {
 	if s.runCtx == nil || s.stopped {
 		return
 	}
 	s.running.Go(func() { g.run(s.runCtx) })
+	s.running.Go(func() { g.runRuntime(s.runCtx) })
 }
 
 // Settled waits until no group has anything left to publish; without Run that
-// takes until ctx ends, if anything is left. Envoys that missed the deadline don't hold it up; see [Server.Status].
+// takes until ctx ends, if anything is left. Envoys that missed the deadline
+// don't hold it up; see [Server.Status]. Runtimes are not waited for.
 func (s *Server) Settled(ctx context.Context) error {
 	for {
 		g := s.unsettled()

@@ -63,6 +63,12 @@ type session struct {
 	since     time.Time
 	local     *listenCache
 	types     map[string]*typeState
+	// runtime is the state of the runtime's type, nil where the Envoy has no
+	// such layer; guarded by group.mu.
+	runtime *typeState
+	// keepsUntil is how long it keeps the runtime that it came with; guarded by
+	// group.mu.
+	keepsUntil time.Time
 }
 
 func (ses *session) key() nodeKey { return nodeKey{ses.group.name, ses.node, ses.listen} }
@@ -145,7 +151,7 @@ func (ses *session) OnStreamDeltaRequest(_ int64, r *discoveryv3.DeltaDiscoveryR
 // OnStreamDeltaResponse remembers what a response holds, since its answer names
 // only the nonce.
 func (ses *session) OnStreamDeltaResponse(_ int64, _ *discoveryv3.DeltaDiscoveryRequest, r *discoveryv3.DeltaDiscoveryResponse) {
-	if !isPublished(r.GetTypeUrl()) {
+	if !isPublished(r.GetTypeUrl()) && r.GetTypeUrl() != typeRuntime {
 		return
 	}
 	ses.group.sending(ses, r)
@@ -199,6 +205,8 @@ func (ses *session) CreateDeltaWatch(r *cache.DeltaRequest, sub cache.Subscripti
 		return ses.group.rds.CreateDeltaWatch(r, sub, out)
 	case typeLDS:
 		return ses.local.cache.CreateDeltaWatch(r, sub, out)
+	case typeRuntime:
+		return ses.group.watchRuntime(ses, r, sub, out)
 	default:
 		return ses.server.extras.watch(r, sub, out)
 	}
@@ -209,6 +217,7 @@ func (ses *session) CreateWatch(*cache.Request, cache.Subscription, chan cache.R
 	return nil, status.Error(codes.Unimplemented, "only incremental ADS is served")
 }
 
+// isPublished reports whether a type is part of a world.
 func isPublished(typeURL string) bool {
 	switch typeURL {
 	case typeCDS, typeEDS, typeRDS, typeLDS:

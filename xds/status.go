@@ -34,12 +34,12 @@ type NodeStatus struct {
 	// LastSeen is the end of its last stream; of a connected Envoy, the time of
 	// the call.
 	LastSeen time.Time    `json:"lastSeen"`
-	Types    []TypeStatus `json:"types"` // CDS, EDS, RDS, LDS; only those it asked for
+	Types    []TypeStatus `json:"types"` // CDS, EDS, RDS, LDS, RTDS; only those it asked for
 }
 
 // TypeStatus is what an Envoy holds of one type.
 type TypeStatus struct {
-	Type    string    `json:"type"` // "CDS", "EDS", "RDS" or "LDS"
+	Type    string    `json:"type"` // "CDS", "EDS", "RDS", "LDS" or "RTDS"
 	TypeURL string    `json:"typeUrl"`
 	State   State     `json:"state"`
 	Reason  string    `json:"reason,omitempty"` // one line, at most 512 bytes
@@ -58,6 +58,11 @@ type GroupStatus struct {
 	Publisher string `json:"publisher"` // "idle" or "publishing"
 	// Refused says why the published content isn't the desired one, or is "".
 	Refused string `json:"refused,omitempty"`
+	// MaxRequests are the limits in flight that each sidecar is served, by
+	// cluster; see [Server.SetMaxRequests].
+	MaxRequests map[string]uint32 `json:"maxRequests,omitempty"`
+	// RuntimeRefused says why MaxRequests aren't those set last, or is "".
+	RuntimeRefused string `json:"runtimeRefused,omitempty"`
 }
 
 var statusTypes = []struct{ name, url string }{
@@ -113,6 +118,7 @@ func (g *group) status() GroupStatus {
 	st := GroupStatus{
 		Name: g.name, Envoys: len(g.sessions), Desired: g.desired.digest, Published: g.current.digest,
 		Publisher: "idle", Refused: g.refusedText,
+		MaxRequests: g.runtime.current.limits, RuntimeRefused: g.runtime.refusedText,
 	}
 	select {
 	case <-g.idle:
@@ -141,6 +147,9 @@ func (g *group) nodeStatus(ses *session, now time.Time) NodeStatus {
 			st.Type = t.name
 			n.Types = append(n.Types, st)
 		}
+	}
+	if ses.runtime != nil {
+		n.Types = append(n.Types, g.runtimeStatus(ses, now))
 	}
 	return n
 }

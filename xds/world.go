@@ -257,4 +257,6 @@ const (
 	typeEDS = resource.EndpointType
 	typeRDS = resource.RouteType
 	typeLDS = resource.ListenerType
+	// typeRuntime is published apart from the others; see runtime.go.
+	typeRuntime = resource.RuntimeType
 )
