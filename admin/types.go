@@ -91,6 +91,31 @@ type Pool struct {
 	Risk5s       Summary    `json:"risk_5s"`
 	Allocation5s Summary    `json:"allocation_5s"`
 	Endpoints    []Endpoint `json:"endpoints"`
+	// Limit is how many requests the pool can well have in flight: the sum of its
+	// endpoints' limits, less their risk, changing slowly.
+	Limit float64 `json:"limit"`
+	// Levels are the burst levels, by output budget.
+	Levels []Level `json:"levels"`
+	// Clients is how many callers have requests in flight here or were refused of
+	// late; Share is what one of weight 1 may have in flight, −1 while there is
+	// enough for all.
+	Clients int     `json:"clients"`
+	Share   float64 `json:"share"`
+}
+
+// Level is one burst level of a pool: requests by their output budget, 0 … 7 for
+// <10, <64, <128, <256, <512, <1024, ≤2048 and >2048 tokens.
+type Level struct {
+	Level    int `json:"level"`
+	InFlight int `json:"in_flight"`
+	// Budget is how many it may have in flight while the pool is full, −1 while it
+	// is not.
+	Budget float64 `json:"budget"`
+	// QueueMillis is how long a request that comes now would wait for a place.
+	QueueMillis float64 `json:"queue_ms"`
+	// Backlogged is true when it is at its budget in a full pool: requests of the
+	// next larger level then go to idle endpoints first.
+	Backlogged bool `json:"backlogged"`
 }
 
 // Scaling are an endpoint's slow signals.
@@ -126,6 +151,10 @@ type Endpoint struct {
 	Weight   float64 `json:"weight"`
 	Share    float64 `json:"share"`
 	InFlight int32   `json:"in_flight"`
+	// Limit is how many it may have in flight. Closed is true while it told
+	// callers to stay away.
+	Limit  int32 `json:"limit"`
+	Closed bool  `json:"closed,omitempty"`
 	// Attempts5s and Errors5s count attempts that ended in the last 5 s, by
 	// Envoy's access log, and those of them that failed.
 	Attempts5s int `json:"attempts_5s"`

@@ -197,7 +197,8 @@ type Limiter interface {
 // PoolView is what the tick tells of a pool.
 type PoolView struct {
 	Name string
-	// Limit is Σ limit · (1 − risk) · slow start of its endpoints, before slew.
+	// Limit is Σ limit · (1 − risk) of its endpoints that take requests, before
+	// slew.
 	Limit float64
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int

@@ -34,7 +34,7 @@ func copyExample(t *testing.T, name string) (dir string, port func(string) strin
 		text = loopback.ReplaceAllFunc(text, func(m []byte) []byte {
 			return []byte("127.0.0.1:" + port(strings.TrimPrefix(string(m), "127.0.0.1:")))
 		})
-		if err := os.WriteFile(filepath.Join(dir, file), spreadPools(t, text, port), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, file), spreadPools(t, name, text, port), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -43,13 +43,16 @@ func copyExample(t *testing.T, name string) (dir string, port func(string) strin
 
 // spreadPools turns the fleet file's pools, which take ports in a row, into
 // servers with the ports that the config got.
-func spreadPools(t *testing.T, text []byte, port func(string) string) []byte {
+func spreadPools(t *testing.T, name string, text []byte, port func(string) string) []byte {
 	t.Helper()
 	pool := regexp.MustCompile(`(?m)^  - name: (\S+)\n    count: (\d+)\n    listen: 127\.0\.0\.1:(\d+)\n((?:    .*\n?)*)`)
 	if !pool.Match(text) {
 		return text
 	}
 	first := map[string]int{"h100": 18101, "a100": 18201, "blue": 18311, "green": 18321}
+	if name == "limits" {
+		first = map[string]int{"h100": 18321}
+	}
 	out := pool.ReplaceAllStringFunc(string(text), func(m string) string {
 		g := pool.FindStringSubmatch(m)
 		var servers strings.Builder
@@ -167,4 +170,53 @@ func TestSidecarExampleAsItsReadmeSays(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// TestLimitsExampleAsItsReadmeSays asks as the README does, by the config's
+// callers.
+func TestLimitsExampleAsItsReadmeSays(t *testing.T) {
+	envoytest.Binary(t)
+	dir, port := copyExample(t, "limits")
+	for _, verb := range []string{"sim", "serve", "envoy"} {
+		for _, args := range readmeCommands(t, "limits", verb) {
+			startFairlead(t, dir, args...)
+		}
+		if verb == "serve" {
+			waitListening(t, "127.0.0.1:"+port("9920"))
+		}
+	}
+	url := "http://127.0.0.1:" + port("10020") + "/v1/chat/completions"
+	waitListening(t, "127.0.0.1:"+port("10020"))
+	ask := func(who string, tokens int) (int, http.Header, string) {
+		status, header, text, err := tryPost(url, fmt.Sprintf(`{"model":"llama-3.1-8b","max_tokens":%d,"messages":[{"role":"user","content":"hello"}]}`, tokens), "authorization", who)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status, header, text
+	}
+	envoytest.Eventually(t, "a steered answer", func() bool {
+		status, header, _ := ask("Bearer team-a", 8)
+		return status == http.StatusOK && header.Get("X-Route-Strategy") == "dynamic"
+	})
+	// Seven within a minute, unless a new one begins in between.
+	statuses := map[int]int{}
+	for range 12 {
+		status, header, text := ask("Bearer somebody", 8)
+		statuses[status]++
+		switch {
+		case header.Get("X-Ratelimit-Limit") != "5, 5;w=60" && header.Get("X-Ratelimit-Limit") != "5":
+			t.Errorf("x-ratelimit-limit is %q", header.Get("X-Ratelimit-Limit"))
+		case status == http.StatusTooManyRequests && (header.Get("Retry-After-Ms") == "" || !strings.Contains(text, "rate_limit_exceeded")):
+			t.Errorf("429 without its fields: %v %s", header, text)
+		}
+	}
+	if statuses[http.StatusOK] < 5 || statuses[http.StatusOK] > 10 || statuses[http.StatusOK]+statuses[http.StatusTooManyRequests] != 12 {
+		t.Errorf("answers by status: %v, want 5 (10 over the turn of a minute) of 12 admitted", statuses)
+	}
+	if status, _, text := ask("Bearer team-a", 9000); status != http.StatusBadRequest || !strings.Contains(text, "4096") {
+		t.Errorf("9000 tokens: %d %s, want 400 with what fits", status, text)
+	}
+	if out := runFairlead(t, dir, readmeCommands(t, "limits", "fleet")[0]...); !strings.Contains(out, `"levels"`) || !strings.Contains(out, `"budget"`) {
+		t.Errorf("fleet -o json:\n%s", out)
+	}
 }

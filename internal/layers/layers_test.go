@@ -42,6 +42,7 @@ var allowed = map[string][]string{
 	"admin":                 {},
 	"examples":              {},
 	"examples/quickstart":   {},
+	"examples/limits":       {},
 	"examples/sidecar":      {},
 	"integration":           {"*"},
 	"cmd/fairlead":          {"*"},

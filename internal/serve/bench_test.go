@@ -26,7 +26,7 @@ func BenchmarkTick(b *testing.B) {
 		})
 	}
 	cfg.Pools = []fleet.Pool{pool}
-	s := newScoring(scoringModel{Model: scorer.Formula(scorer.FormulaOptions{})}, accesslog.NewLedger(time.Now))
+	s := newScoring(scoringModel{Model: scorer.Formula(scorer.FormulaOptions{})}, accesslog.NewLedger(time.Now), noAdmission)
 	s.reconfigure(cfg, nil)
 	now := time.Now()
 	b.ReportAllocs()

@@ -1,10 +1,13 @@
 package serve
 
 import (
+	"math"
+	"net/http"
 	"sync"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/own"
@@ -27,15 +30,20 @@ type scoring struct {
 	ledger *accesslog.Ledger
 	// prompts counts prompt tokens as they are sent.
 	prompts *prompts
+	ratios  *ratios
+	// admit tells admission of the pools and returns what it makes of them, in the
+	// same order.
+	admit func(time.Time, []admission.PoolView) []admission.PoolState
 	// agents tells what the nodes' agents said last, by node; nil where none can.
 	agents func() map[string]admin.Agent
 
 	mu        sync.Mutex
 	config    *fleet.Config
-	byHand    map[string]fleet.Split // splits that differ from the config's
+	routes    []plan.RouteInput // of config and the splits set by hand
 	readings  []telemetry.Reading
 	endpoints map[fleet.EndpointKey]*tracker
-	scaling   map[string]*scaling // by pool
+	scaling   map[string]*scaling   // by pool
+	states    []admission.PoolState // of the last tick, in the config's order
 	ticks     uint64
 	bucketed  time.Time // when the last bucket began, on the grid of buckets
 }
@@ -50,10 +58,12 @@ type tracker struct {
 	since   time.Time
 	foreign own.Foreign
 	sent    own.Sent
+	// closed is until when it told callers to stay away; zero if it did not.
+	closed time.Time
 }
 
-func newScoring(model scoringModel, ledger *accesslog.Ledger) *scoring {
-	return &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger, prompts: new(prompts)}
+func newScoring(model scoringModel, ledger *accesslog.Ledger, admit func(time.Time, []admission.PoolView) []admission.PoolState) *scoring {
+	return &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger, prompts: new(prompts), ratios: newRatios(), admit: admit}
 }
 
 // setModel replaces the risk model from the next tick on; states stay.
@@ -84,7 +94,8 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 			pools[p.Name] = &scaling{}
 		}
 	}
-	s.config, s.byHand, s.endpoints, s.scaling = cfg, byHand, next, pools
+	s.config, s.routes, s.endpoints, s.scaling = cfg, routeInputs(cfg, byHand), next, pools
+	s.ratios.reconfigure(cfg)
 	s.bucketed = time.Time{} // what people see follows at once
 }
 
@@ -118,7 +129,44 @@ func (s *scoring) outcome(o fleet.Outcome) {
 	defer s.mu.Unlock()
 	if t := s.endpoints[o.Endpoint]; t != nil {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
+		if wait := closedFor(&o); wait > 0 {
+			t.closed = later(t.closed, o.At.Add(wait))
+		}
 	}
+}
+
+const (
+	// plainThrottle is how long an endpoint counts as full that answered 429 or
+	// 529 without a time to wait: what its callers are told then.
+	plainThrottle = time.Second
+	// longestClosed bounds what an endpoint is believed; then one request asks
+	// again.
+	longestClosed = time.Minute
+)
+
+// closedFor is how long an endpoint that answered so wants no requests. A 503
+// counts only with a time to wait: without one it may be that request's alone.
+func closedFor(o *fleet.Outcome) time.Duration {
+	switch o.Code {
+	case http.StatusTooManyRequests, statusOverloaded:
+		if o.RetryAfter == 0 {
+			return plainThrottle
+		}
+	case http.StatusServiceUnavailable:
+	default:
+		return 0
+	}
+	return min(o.RetryAfter, longestClosed)
+}
+
+// statusOverloaded is Anthropic's "overloaded".
+const statusOverloaded = 529
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // step scores every endpoint at now and returns the inputs of the next plan,
@@ -153,7 +201,10 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 	s.readings = s.readings[:0]
 
 	verdicts := s.judge.Step(now, s.views(now))
-	inputs := plan.Inputs{Tick: s.ticks, Routes: routeInputs(s.config, s.byHand)}
+	for i := range s.routes {
+		s.routes[i].BytesPerToken = s.ratios.of(s.routes[i].Name)
+	}
+	inputs := plan.Inputs{Tick: s.ticks, Routes: s.routes}
 	var shown *admin.Fleet
 	if s.bucketEnds(now) {
 		shown = &admin.Fleet{At: now, Tick: s.ticks, Scorer: s.model.Name(), Model: s.model.digest}
@@ -166,6 +217,15 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 			shown.Pools = append(shown.Pools, s.poolShown(now, p, verdicts[:inService]))
 		}
 		verdicts = verdicts[inService:]
+	}
+	s.states = s.admit(now, poolViews(inputs.Pools))
+	for i := range s.states {
+		for level := range s.states[i].Levels {
+			inputs.Pools[i].Backlogged[level] = s.states[i].Levels[level].Backlogged
+		}
+		if shown != nil {
+			showAdmission(&shown.Pools[i], &inputs.Pools[i], &s.states[i])
+		}
 	}
 	if shown != nil {
 		for _, t := range s.endpoints {
@@ -277,9 +337,44 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
 			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, Risk: v.Risk, State: v.State,
+			Closed: now.Before(s.endpoints[key].closed),
 		})
 	})
 	return input
+}
+
+// poolViews is what admission is told: what each pool can well hold, which is
+// Σ limit · (1 − risk) over the endpoints that take requests, and what it holds.
+func poolViews(pools []plan.PoolInput) []admission.PoolView {
+	out := make([]admission.PoolView, len(pools))
+	for i := range pools {
+		out[i].Name = pools[i].Name
+		for k := range pools[i].Endpoints {
+			e := &pools[i].Endpoints[k]
+			out[i].InFlight += int(e.InFlight)
+			if e.Weight > 0 && !e.Closed && e.State != fleet.StateDraining {
+				out[i].Limit += float64(e.MaxInFlight) * (1 - float64(e.Risk))
+			}
+		}
+	}
+	return out
+}
+
+// showAdmission fills what people see of a pool's limits.
+func showAdmission(row *admin.Pool, in *plan.PoolInput, state *admission.PoolState) {
+	row.Limit, row.Clients, row.Share = state.Limit, state.Clients, -1
+	if !math.IsInf(state.Share, 1) {
+		row.Share = state.Share
+	}
+	for i := range state.Levels {
+		l := &state.Levels[i]
+		row.Levels = append(row.Levels, admin.Level{
+			Level: i, InFlight: l.InFlight, Budget: l.Budget, QueueMillis: float64(l.Queue.Microseconds()) / 1000, Backlogged: l.Backlogged,
+		})
+	}
+	for i := range in.Endpoints {
+		row.Endpoints[i].Limit, row.Endpoints[i].Closed = in.Endpoints[i].MaxInFlight, in.Endpoints[i].Closed
+	}
 }
 
 func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) admin.Pool {
@@ -398,7 +493,11 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy, Affinity: r.Affinity,
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
 			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()),
+			Class:            r.Class, Limited: cfg.LimitOf(r.Name) != nil,
+			MaxOutput: r.MaxOutput, Oversize: r.Oversize, NoRoom: r.NoRoom,
+			ComputedRetry: r.RetryFields == fleet.RetryFieldsComputed, ReadUser: r.ReadUser,
 		}
+		in.ClientKey, in.Claim = cfg.ClientKeyOf(r.Name)
 		points := split.BasisPoints()
 		for i, arm := range split {
 			if points[i] > 0 {

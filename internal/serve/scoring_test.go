@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -25,7 +26,7 @@ import (
 // testScoring is the scoring of a config without a server around it.
 func testScoring(t *testing.T, cfg *fleet.Config) *scoring {
 	t.Helper()
-	s := newScoring(scoringModel{Model: scorer.Formula(scorer.FormulaOptions{})}, accesslog.NewLedger(time.Now))
+	s := newScoring(scoringModel{Model: scorer.Formula(scorer.FormulaOptions{})}, accesslog.NewLedger(time.Now), noAdmission)
 	s.reconfigure(cfg, nil)
 	return s
 }
@@ -293,3 +294,6 @@ func TestNumbersThatAServerDoesNotTellAreLeftOut(t *testing.T) {
 		}
 	}
 }
+
+// noAdmission knows nothing of any pool.
+func noAdmission(time.Time, []admission.PoolView) []admission.PoolState { return nil }

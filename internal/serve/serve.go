@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/envoy"
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
@@ -108,7 +109,7 @@ func New(o Options) (*Server, error) {
 	s.config.Store(o.Config)
 	s.view.Store(&admin.Fleet{Scorer: model.Name()})
 	s.ledger = accesslog.NewLedger(time.Now)
-	s.scoring = newScoring(model, s.ledger)
+	s.scoring = newScoring(model, s.ledger, func(time.Time, []admission.PoolView) []admission.PoolState { return nil })
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
 		return nil, err
 	}
