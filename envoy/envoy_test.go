@@ -284,7 +284,7 @@ func TestChainsTryEveryPoolOnce(t *testing.T) {
 			if got := policy.GetRetriableStatusCodes(); !reflect.DeepEqual(got, c.codes) {
 				t.Errorf("retriable codes %v, want %v", got, c.codes)
 			}
-			if got := routeNamed(t, r, "x/other").GetRoute().GetRetryPolicy().GetRetryOn(); got != retryOther {
+			if got := routeNamed(t, r, "x/other").GetRoute().GetRetryPolicy().GetRetryOn(); got != onOther {
 				t.Errorf("other paths are retried on %q", got)
 			}
 		})
@@ -439,21 +439,21 @@ func TestGeneratingPathAgreesWithFleetOnAnyPath(t *testing.T) {
 }
 
 func TestBodyIsReadWhereAnEarlierRouteNeedsTheModel(t *testing.T) {
-	route := func(prefix, model string, trust bool) fleet.Route {
-		return fleet.Route{Match: fleet.Match{Prefix: prefix, Model: model}, TrustDeclared: trust}
+	route := func(prefix, model string) fleet.Route {
+		return fleet.Route{Match: fleet.Match{Prefix: prefix, Model: model}}
 	}
 	for name, c := range map[string]struct {
 		routes []fleet.Route
 		want   bool
 	}{
-		"alone":                        {[]fleet.Route{route("/", "", true)}, true},
-		"not trusting":                 {[]fleet.Route{route("/", "", false)}, false},
-		"a model route below it":       {[]fleet.Route{route("/v1", "m", false), route("/", "", true)}, false},
-		"a model route above it":       {[]fleet.Route{route("/", "m", false), route("/v1", "", true)}, false},
-		"a model route elsewhere":      {[]fleet.Route{route("/v2", "m", false), route("/v1", "", true)}, true},
-		"an earlier one without model": {[]fleet.Route{route("/v1", "", false), route("/", "", true)}, true},
+		"alone":                        {[]fleet.Route{route("/", "")}, false},
+		"its own model":                {[]fleet.Route{route("/", "m")}, true},
+		"a model route below it":       {[]fleet.Route{route("/v1", "m"), route("/", "")}, true},
+		"a model route above it":       {[]fleet.Route{route("/", "m"), route("/v1", "")}, true},
+		"a model route elsewhere":      {[]fleet.Route{route("/v2", "m"), route("/v1", "")}, false},
+		"an earlier one without model": {[]fleet.Route{route("/v1", ""), route("/", "")}, false},
 	} {
-		if got := skipsPeek(c.routes, len(c.routes)-1); got != c.want {
+		if got := modelNeeded(c.routes, len(c.routes)-1); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

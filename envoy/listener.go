@@ -14,18 +14,15 @@ import (
 	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	grpclogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	extensionmatcherv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
-	skipv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
 	bodysizev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/body_size_limit/v3"
 	compositev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/composite/v3"
 	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	jsonmetadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	tracingv3 "github.com/envoyproxy/go-control-plane/envoy/type/tracing/v3"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -34,10 +31,13 @@ import (
 
 // Names of the HTTP filters, by which routes configure them.
 const (
-	filterPeek     = "envoy.filters.http.json_to_metadata"
-	filterBodySize = "fairlead.body_size"
-	filterExtProc  = wire.AttributesKey
-	filterRouter   = "envoy.filters.http.router"
+	filterAnswer  = "fairlead.answer_headers"
+	filterPeek    = "envoy.filters.http.json_to_metadata"
+	filterUser    = "fairlead.user"
+	filterTokens  = "envoy.filters.http.jwt_authn"
+	filterExtProc = wire.AttributesKey
+	filterOfRoute = "fairlead.route"
+	filterRouter  = "envoy.filters.http.router"
 )
 
 const (
@@ -102,6 +102,7 @@ func BuildListener(cfg *fleet.Config, group fleet.Group, listen netip.AddrPort, 
 		// fails to bind and says so.
 		EnableReusePort: wrapperspb.Bool(false),
 		FilterChains: []*listenerv3.FilterChain{{
+			TransportSocket: transportSocket(group.Listener.TLS),
 			Filters: []*listenerv3.Filter{{
 				Name:       "envoy.filters.network.http_connection_manager",
 				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(connectionManager(group))},
@@ -148,28 +149,44 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 		MergeSlashes:                 true,
 		PathWithEscapedSlashesAction: hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD,
 		UpgradeConfigs:               []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
-		LocalReplyConfig:             localReplyConfig(),
-		AccessLog: []*accesslogv3.AccessLog{accessLog(wire.LogDownstream, nil,
+		// No caller says by a header whose certificate it has shown.
+		ForwardClientCertDetails: hcmv3.HttpConnectionManager_SANITIZE,
+		LocalReplyConfig:         localReplyConfig(),
+		AccessLog: []*accesslogv3.AccessLog{accessLog(wire.LogDownstream, usageTags(), nil,
 			datav3.AccessLogType_DownstreamEnd, datav3.AccessLogType_DownstreamPeriodic)},
 		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{
 			AccessLogFlushInterval: duration(heartbeat),
 		},
-		HttpFilters: []*hcmv3.HttpFilter{
-			httpFilter(filterPeek, peekWithin(group.Listener.PeekDigits)),
-			{Name: filterExtProc, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(externalProcessor())}},
-			// After the peek: by now the model has chosen the route, whose limit
-			// counts. After ext_proc: so that a 413 carries the decision's ids;
-			// the place that was counted for it is free again with its log entry.
-			httpFilter(filterBodySize, &extensionmatcherv3.ExtensionWithMatcher{
-				ExtensionConfig: extension("envoy.filters.http.composite", &compositev3.Composite{}),
-				XdsMatcher:      limitBody(largestBody),
-			}),
-			{Name: filterRouter, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(router())}},
-		},
+		HttpFilters: httpFilters(group.Listener),
 	}
 }
 
-func httpFilter(name string, config *extensionmatcherv3.ExtensionWithMatcher) *hcmv3.HttpFilter {
+// httpFilters are in the order that requests pass; answers pass them backwards.
+func httpFilters(l fleet.Listener) []*hcmv3.HttpFilter {
+	out := []*hcmv3.HttpFilter{
+		httpFilter(filterAnswer, answerHeaders()),
+		peekFilter(l.PeekDigits),
+		userFilter(),
+	}
+	// After the peek: by now the model has chosen the route, which may require a
+	// token.
+	if l.JWT != nil {
+		out = append(out, httpFilter(filterTokens, tokens(l.JWT)))
+	}
+	return append(out,
+		httpFilter(filterExtProc, externalProcessor(l)),
+		// After the peek too, so that the chosen route's filters run. After
+		// ext_proc: so that a 413 carries the decision's ids; the place that was
+		// counted for it is free again with its log entry.
+		httpFilter(filterOfRoute, &extensionmatcherv3.ExtensionWithMatcher{
+			ExtensionConfig: extension("envoy.filters.http.composite", &compositev3.Composite{}),
+			XdsMatcher:      execute(limitBody(largestBody)),
+		}),
+		httpFilter(filterRouter, router()),
+	)
+}
+
+func httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(config)}}
 }
 
@@ -219,99 +236,41 @@ func trusted(prefixes []netip.Prefix) *hcmv3.HttpConnectionManager_InternalAddre
 	return c
 }
 
-func contentLengthPattern(digits int) string { return fmt.Sprintf("[0-9]{1,%d}", digits) }
-
-// peekWithin is the body filter behind a matcher that skips it unless the
-// content-length has at most that many digits. The filter parses whole
-// documents (8 MB of integers: 1.6 s and 780 MB on Envoy 1.40.0), and it would
-// hold WebSocket upgrades and CONNECT requests for ever; neither they nor
-// chunked bodies have a content-length.
-func peekWithin(digits int) *extensionmatcherv3.ExtensionWithMatcher {
-	small := &matchingv3.Matcher_MatcherList_Predicate{
-		MatchType: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate_{
-			SinglePredicate: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate{
-				Input: matchingExtension("content-length", &matcherv3.HttpRequestHeaderMatchInput{HeaderName: "content-length"}),
-				Matcher: &matchingv3.Matcher_MatcherList_Predicate_SinglePredicate_ValueMatch{
-					ValueMatch: &matchingv3.StringMatcher{MatchPattern: &matchingv3.StringMatcher_SafeRegex{
-						SafeRegex: &matchingv3.RegexMatcher{
-							EngineType: &matchingv3.RegexMatcher_GoogleRe2{GoogleRe2: &matchingv3.RegexMatcher_GoogleRE2{}},
-							Regex:      contentLengthPattern(digits),
-						},
-					}},
-				},
-			},
-		},
-	}
-	return &extensionmatcherv3.ExtensionWithMatcher{
-		ExtensionConfig: extension(filterPeek, peek()),
-		XdsMatcher: &matchingv3.Matcher{MatcherType: &matchingv3.Matcher_MatcherList_{
-			MatcherList: &matchingv3.Matcher_MatcherList{Matchers: []*matchingv3.Matcher_MatcherList_FieldMatcher{{
-				Predicate: &matchingv3.Matcher_MatcherList_Predicate{
-					MatchType: &matchingv3.Matcher_MatcherList_Predicate_NotMatcher{NotMatcher: small},
-				},
-				OnMatch: &matchingv3.Matcher_OnMatch{OnMatch: &matchingv3.Matcher_OnMatch_Action{
-					Action: matchingExtension("skip", &skipv3.SkipFilter{}),
-				}},
-			}}},
-		}},
-	}
-}
-
-// limitBody lets the body_size_limit filter run with a limit. That filter can't
-// be configured per route; so it runs inside a composite filter whose matcher
-// can, and which here always picks it.
-func limitBody(limit fleet.Bytes) *matchingv3.Matcher {
+// execute runs filters that can't be configured per route inside a composite
+// filter, whose matcher can be: here it always picks them.
+func execute(filters ...*corev3.TypedExtensionConfig) *matchingv3.Matcher {
 	return &matchingv3.Matcher{OnNoMatch: &matchingv3.Matcher_OnMatch{OnMatch: &matchingv3.Matcher_OnMatch_Action{
-		Action: matchingExtension("limit", &compositev3.ExecuteFilterAction{
-			TypedConfig: extension("envoy.filters.http.body_size_limit", &bodysizev3.BodySizeLimit{
-				MaxRequestBytes: wrapperspb.UInt64(uint64(limit)),
-			}),
+		Action: matchingExtension("execute", &compositev3.ExecuteFilterAction{
+			FilterChain: &compositev3.FilterChainConfiguration{TypedConfig: filters},
 		}),
 	}}}
+}
+
+func limitBody(limit fleet.Bytes) *corev3.TypedExtensionConfig {
+	return extension("envoy.filters.http.body_size_limit", &bodysizev3.BodySizeLimit{
+		MaxRequestBytes: wrapperspb.UInt64(uint64(limit)),
+	})
 }
 
 func matchingExtension(name string, m proto.Message) *xdscorev3.TypedExtensionConfig {
 	return &xdscorev3.TypedExtensionConfig{Name: name, TypedConfig: packed(m)}
 }
 
-// peekKeys are the body's top-level fields that steering needs. All of them
-// stand in every access-log entry too, so there are no more than needed.
-var peekKeys = []string{
-	wire.KeyMaxTokens, wire.KeyMaxCompletionTokens, wire.KeyMaxOutputTokens,
-	wire.KeyModel, wire.KeyStream, wire.KeyPromptCacheKey,
-}
-
-func peek() *jsonmetadatav3.JsonToMetadata {
-	rules := &jsonmetadatav3.JsonToMetadata_MatchRules{
-		AllowContentTypesRegex: &matcherv3.RegexMatcher{Regex: `(?i)application/([^;]*\+)?json\s*(;.*)?`},
-	}
-	mark := func(key string) *jsonmetadatav3.JsonToMetadata_KeyValuePair {
-		return &jsonmetadatav3.JsonToMetadata_KeyValuePair{
-			MetadataNamespace: wire.NamespacePeek, Key: key,
-			ValueType: &jsonmetadatav3.JsonToMetadata_KeyValuePair_Value{Value: structpb.NewBoolValue(true)},
-		}
-	}
-	for _, key := range peekKeys {
-		rule := &jsonmetadatav3.JsonToMetadata_Rule{
-			Selectors: []*jsonmetadatav3.JsonToMetadata_Selector{{
-				Selector: &jsonmetadatav3.JsonToMetadata_Selector_Key{Key: key},
-			}},
-			OnPresent: &jsonmetadatav3.JsonToMetadata_KeyValuePair{MetadataNamespace: wire.NamespacePeek, Key: key},
-			OnError:   mark(wire.KeyError),
-		}
-		// Else a body without any of the keys would look like one that was
-		// never read.
-		if key == wire.KeyModel {
-			rule.OnMissing = mark(wire.KeyRead)
-		}
-		rules.Rules = append(rules.Rules, rule)
-	}
-	return &jsonmetadatav3.JsonToMetadata{RequestRules: rules}
-}
-
 // externalProcessor asks for a decision on the request's headers and on
-// nothing else: no body mode (several can hang or crash Envoy), no response.
-func externalProcessor() *extprocfilterv3.ExternalProcessor {
+// nothing else: no body mode (several can hang or crash Envoy), and no response
+// but on routes that ask for it.
+func externalProcessor(l fleet.Listener) *extprocfilterv3.ExternalProcessor {
+	// Of the node one field alone: the attribute xds.node sends all that Envoy
+	// is built with, and crashes Envoy 1.40.0 where an upstream filter asks for
+	// it. This one cost nothing measurable in 36,000 requests.
+	attributes := []string{wire.AttributeClusterName, wire.AttributeRouteName, wire.AttributeSource, wire.AttributeZone}
+	if knowsCertificates(l) {
+		attributes = append(attributes, wire.AttributeURISAN, wire.AttributeSubject)
+	}
+	forwarded := []string{wire.NamespacePeek}
+	if l.JWT != nil {
+		forwarded = append(forwarded, wire.NamespaceJWT)
+	}
 	return &extprocfilterv3.ExternalProcessor{
 		GrpcService: grpcService(wire.ClusterExtProc),
 		// Without a decision Envoy's own split and balancing serve.
@@ -321,16 +280,13 @@ func externalProcessor() *extprocfilterv3.ExternalProcessor {
 			RequestHeaderMode:  extprocfilterv3.ProcessingMode_SEND,
 			ResponseHeaderMode: extprocfilterv3.ProcessingMode_SKIP,
 		},
-		// Of the node one field alone: the attribute xds.node sends all that Envoy
-		// is built with, and crashes Envoy 1.40.0 where an upstream filter asks for
-		// it. This one cost nothing measurable in 36,000 requests.
-		RequestAttributes: []string{wire.AttributeClusterName, wire.AttributeRouteName, wire.AttributeSource, wire.AttributeZone},
+		RequestAttributes: attributes,
 		MetadataOptions: &extprocfilterv3.MetadataOptions{
 			ForwardingNamespaces: &extprocfilterv3.MetadataOptions_MetadataNamespaces{
-				Untyped: []string{wire.NamespacePeek},
+				Untyped: forwarded,
 			},
 			ReceivingNamespaces: &extprocfilterv3.MetadataOptions_MetadataNamespaces{
-				Untyped: []string{wire.NamespaceSteer, wire.NamespaceGroups, wire.NamespaceLog},
+				Untyped: []string{wire.NamespaceSteer, wire.NamespaceGroups, wire.NamespaceLog, wire.NamespaceLimit},
 			},
 		},
 		// Lets ext_proc set wire.HeaderPerTryTimeout.
@@ -340,14 +296,15 @@ func externalProcessor() *extprocfilterv3.ExternalProcessor {
 
 // router logs every attempt when its connection is ready and when it ends.
 // Those entries know neither the attempt's number nor the decision, so both
-// come as tags from request headers.
+// come as tags from request headers. The answer's headers are those that the
+// server has sent, before any filter or route adds to them.
 func router() *routerv3.Router {
 	tags := []*tracingv3.CustomTag{
 		headerTag(wire.TagAttempt, wire.HeaderAttemptCount),
 		headerTag(wire.TagDecision, wire.HeaderDecision),
 	}
 	return &routerv3.Router{
-		UpstreamLog: []*accesslogv3.AccessLog{accessLog(wire.LogUpstream, tags,
+		UpstreamLog: []*accesslogv3.AccessLog{accessLog(wire.LogUpstream, tags, wire.RetryHeaders(),
 			datav3.AccessLogType_UpstreamPoolReady, datav3.AccessLogType_UpstreamEnd)},
 		UpstreamLogOptions: &routerv3.Router_UpstreamAccessLogOptions{FlushUpstreamLogOnUpstreamStream: true},
 	}
@@ -359,7 +316,7 @@ func headerTag(tag, header string) *tracingv3.CustomTag {
 	}}
 }
 
-func accessLog(name string, tags []*tracingv3.CustomTag, types ...datav3.AccessLogType) *accesslogv3.AccessLog {
+func accessLog(name string, tags []*tracingv3.CustomTag, responseHeaders []string, types ...datav3.AccessLogType) *accesslogv3.AccessLog {
 	return &accesslogv3.AccessLog{
 		Name: "envoy.access_loggers.http_grpc",
 		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_LogTypeFilter{
@@ -374,7 +331,8 @@ func accessLog(name string, tags []*tracingv3.CustomTag, types ...datav3.AccessL
 				BufferFlushInterval: duration(logBatchTime),
 				CustomTags:          tags,
 			},
-			AdditionalRequestHeadersToLog: []string{wire.HeaderRequestID},
+			AdditionalRequestHeadersToLog:  []string{wire.HeaderRequestID},
+			AdditionalResponseHeadersToLog: responseHeaders,
 		})},
 	}
 }

@@ -46,6 +46,8 @@ func (p problem) body(d fleet.Dialect) *structpb.Struct {
 
 func anthropicType(status uint32) string {
 	switch status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
 	case http.StatusForbidden:
 		return "permission_error"
 	case http.StatusNotFound:
@@ -67,6 +69,8 @@ func anthropicType(status uint32) string {
 
 func openAIType(status uint32) string {
 	switch {
+	case status == http.StatusUnauthorized:
+		return "authentication_error"
 	case status == http.StatusTooManyRequests:
 		return "rate_limit_error"
 	case status >= http.StatusInternalServerError:
@@ -82,33 +86,55 @@ func jsonFormat(body *structpb.Struct) *corev3.SubstitutionFormatString {
 	}
 }
 
-// The retry fields of a 429 that comes without any: an upstream's own, or a
-// sidecar's own limit. One second is a guess that no server has confirmed.
+// The retry fields of a server's answer that comes without any. One second is a
+// guess that no server has confirmed.
 const (
 	defaultRetryAfterMs = "1000"
 	defaultRetryAfter   = "1"
+)
+
+// The retry fields of what a sidecar refuses by itself: 1,000…1,999 ms, and that
+// in whole seconds, rounded up. Those who are refused in one instant would come
+// back in one instant too; so they are spread by the millisecond at which their
+// request came and by their connection. The factors are odd primes that share no
+// divisor with 1,000, so that neighbours land far apart.
+const (
+	spreadRetryAfterMs = "%CEL(1000 + (request.time.getMilliseconds() * 617 + int(connection.id) * 389) % 1000)%"
+	spreadRetryAfter   = "2"
 )
 
 // localReply is one kind of answer that Envoy makes up itself, found by
 // details, by response flags or by status.
 type localReply struct {
 	problem
-	// details, if set, selects by Envoy's name for what happened.
+	// details, if set, selects by the beginning of Envoy's name for what happened.
 	details string
 	// flags, if set, selects by Envoy's response flags; else the status does.
 	flags []string
 	// rewrite changes the status to the problem's.
 	rewrite bool
+	// again says that a caller may come back soon.
+	again bool
 }
 
 // localReplies lists the answers in the order they are tried. The answers of
 // ext_proc and of our own direct responses come through here too: they carry
-// no response flag and none of these statuses, and so pass unchanged.
+// no response flag, none of these details and none of these statuses, and so pass
+// unchanged.
 func localReplies() []localReply {
 	return []localReply{
-		{flags: []string{"UO"}, rewrite: true, problem: problem{
+		{flags: []string{"UO"}, rewrite: true, again: true, problem: problem{
 			status: http.StatusTooManyRequests, code: "rate_limit_exceeded",
 			message: "Too many concurrent requests at this gateway. Retry after the time given by retry-after-ms.",
+		}},
+		// ext_proc is dead or hung, on a route that fails closed: 500 or 504.
+		{details: "ext_proc_error", rewrite: true, again: true, problem: problem{
+			status: http.StatusServiceUnavailable, code: "unavailable",
+			message: "Limits can't be checked right now. Retry after the time given by retry-after-ms.",
+		}},
+		{details: "jwt_authn_access_denied", problem: problem{
+			status: http.StatusUnauthorized, code: "invalid_api_key",
+			message: "A valid bearer token is needed: " + detailsOperator + ".",
 		}},
 		{problem: problem{
 			status: http.StatusRequestEntityTooLarge, code: "request_too_large",
@@ -174,17 +200,17 @@ func (r localReply) mapper(filter *accesslogv3.AccessLogFilter, d fleet.Dialect)
 	if r.rewrite {
 		m.StatusCode = u32(r.status)
 	}
-	if r.status == http.StatusTooManyRequests {
+	if r.again {
 		m.HeadersToAdd = append(m.HeadersToAdd,
-			addHeader(wire.HeaderRetryAfterMs, defaultRetryAfterMs),
-			addHeader(wire.HeaderRetryAfter, defaultRetryAfter))
+			addHeader(wire.HeaderRetryAfterMs, spreadRetryAfterMs),
+			addHeader(wire.HeaderRetryAfter, spreadRetryAfter))
 	}
 	return m
 }
 
 func (r localReply) filter() *accesslogv3.AccessLogFilter {
 	if r.details != "" {
-		return celFilter("response.code_details == '" + r.details + "'")
+		return celFilter("response.code_details.startsWith('" + r.details + "')")
 	}
 	if r.flags != nil {
 		return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{

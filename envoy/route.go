@@ -2,7 +2,6 @@ package envoy
 
 import (
 	"fmt"
-	"math"
 	"net/http"
 	"regexp"
 	"sort"
@@ -12,6 +11,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	extensionmatcherv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	previoushostsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	prioritygroupv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/priority_group/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -46,9 +46,9 @@ const (
 	// On generating paths anything that ends before the response headers may
 	// be sent again. reset-before-request would miss a server that dies while
 	// it works.
-	retryGenerating = "reset,connect-failure,refused-stream,retriable-status-codes"
+	onGenerating = "reset,connect-failure,refused-stream,retriable-status-codes"
 	// Elsewhere only what was never sent.
-	retryOther = "connect-failure,refused-stream,reset-before-request"
+	onOther = "connect-failure,refused-stream,reset-before-request"
 )
 
 const requestIDOperator = "%REQ(X-REQUEST-ID)%"
@@ -61,7 +61,7 @@ func routeConfig(cfg *fleet.Config, group fleet.Group, rt Runtime) (*routev3.Rou
 	}
 	var routes []*routev3.Route
 	for i, r := range configured {
-		rs, err := routesOf(cfg, r, skipsPeek(configured, i), group.Listener.PeekDigits)
+		rs, err := routesOf(cfg, r, modelNeeded(configured, i), group.Listener.PeekDigits)
 		if err != nil {
 			return nil, err
 		}
@@ -120,37 +120,13 @@ func samePools(a, b fleet.Split) bool {
 	return true
 }
 
-// skipsPeek reports whether route i may leave its requests' bodies unread.
-// Envoy picks a first route before it reads the body, and a filter disabled
-// there stays out; so an earlier route that needs the body's model and may see
-// the same paths wins.
-func skipsPeek(routes []fleet.Route, i int) bool {
-	if !routes[i].TrustDeclared {
-		return false
-	}
-	for _, earlier := range routes[:i] {
-		if earlier.Match.Model != "" && overlap(earlier.Match.Prefix, routes[i].Match.Prefix) {
-			return false
-		}
-	}
-	return true
-}
-
-func overlap(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }
-
-// routesOf builds the Envoy routes of one config route.
-func routesOf(cfg *fleet.Config, r fleet.Route, skipPeek bool, peekDigits int) ([]*routev3.Route, error) {
+// routesOf builds the Envoy routes of one config route. needModel says that the
+// body must be read because a model may choose the route.
+func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) ([]*routev3.Route, error) {
 	chain, err := chainOf(cfg, r)
 	if err != nil {
 		return nil, err
 	}
-	generating := retryPolicy(retryGenerating, chain)
-	generating.RetriableStatusCodes = []uint32{http.StatusServiceUnavailable}
-	if chain.tiersChange {
-		generating.RetriableStatusCodes = []uint32{http.StatusTooManyRequests, http.StatusServiceUnavailable}
-	}
-	other := retryPolicy(retryOther, chain)
-
 	build := func(name string, match *routev3.RouteMatch, retry *routev3.RetryPolicy) *routev3.Route {
 		out := &routev3.Route{
 			Name:                   name,
@@ -158,28 +134,82 @@ func routesOf(cfg *fleet.Config, r fleet.Route, skipPeek bool, peekDigits int) (
 			Metadata:               dialectMetadata(r.Dialect),
 			RequestHeadersToRemove: []string{wire.HeaderDraw},
 			RequestBodyBufferLimit: wrapperspb.UInt64(bufferLimit(r, peekDigits)),
-			TypedPerFilterConfig:   map[string]*anypb.Any{filterBodySize: bodySize(r.MaxBody)},
+			TypedPerFilterConfig:   map[string]*anypb.Any{filterOfRoute: routeFilters(limitBody(r.MaxBody))},
 			Action:                 &routev3.Route_Route{Route: routeAction(chain, retry)},
 		}
-		if skipPeek {
-			out.TypedPerFilterConfig[filterPeek] = packed(&routev3.FilterConfig{Disabled: true})
+		if key, _ := cfg.ClientKeyOf(r.Name); key == fleet.ClientKeyJWT {
+			out.TypedPerFilterConfig[filterTokens] = requiresToken()
 		}
 		return out
 	}
-	var out []*routev3.Route
-	if r.Match.Connect {
-		c := build(r.Name+wire.RouteConnect, connectMatch(), other)
-		c.GetRoute().UpgradeConfigs = []*routev3.RouteAction_UpgradeConfig{{UpgradeType: "CONNECT", Enabled: wrapperspb.Bool(true)}}
-		out = append(out, c)
-	}
-	generates := prefixMatch(r.Match.Prefix, pathMatcher(generatingPath()))
-	rest := prefixMatch(r.Match.Prefix)
+	generates := build(r.Name, prefixMatch(r.Match.Prefix, pathMatcher(generatingPath())), retryGenerating(chain))
+	other := build(r.Name+wire.RouteOther, prefixMatch(r.Match.Prefix), retryOther(chain))
 	if r.Match.Model != "" {
-		generates.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
-		rest.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
+		generates.Match.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
+		other.Match.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
 	}
-	return append(out, build(r.Name, generates, generating), build(r.Name+wire.RouteOther, rest, other)), nil
+	generate(cfg, r, generates)
+	if !needModel {
+		other.TypedPerFilterConfig[filterPeek] = disabled()
+	}
+	switch {
+	case needModel:
+	case r.SkipBody:
+		generates.TypedPerFilterConfig[filterPeek] = disabled()
+	case r.TrustDeclared:
+		generates.TypedPerFilterConfig[filterPeek] = skipsDeclared(peekDigits)
+	}
+	if r.ReadUser {
+		generates.TypedPerFilterConfig[filterUser] = readsUser(peekDigits)
+	}
+	out := []*routev3.Route{generates, other}
+	if r.Match.Connect {
+		c := build(r.Name+wire.RouteConnect, connectMatch(), retryOther(chain))
+		c.GetRoute().UpgradeConfigs = []*routev3.RouteAction_UpgradeConfig{{UpgradeType: "CONNECT", Enabled: wrapperspb.Bool(true)}}
+		out = append([]*routev3.Route{c}, out...)
+	}
+	return out, nil
 }
+
+// generate adds to an Envoy route what only requests that generate need: limits,
+// what becomes of them without ext_proc, and the tokens used.
+func generate(cfg *fleet.Config, r fleet.Route, out *routev3.Route) {
+	if a := limitHeaders(cfg, r); a != nil {
+		out.TypedPerFilterConfig[filterAnswer] = a
+	}
+	if a := processing(r); a != nil {
+		out.TypedPerFilterConfig[filterExtProc] = a
+	}
+	if r.Usage {
+		out.TypedPerFilterConfig[filterOfRoute] = routeFilters(append([]*corev3.TypedExtensionConfig{limitBody(r.MaxBody)}, usageFilters()...)...)
+		// Nothing is counted in a compressed answer.
+		out.RequestHeadersToRemove = append(out.RequestHeadersToRemove, "accept-encoding")
+	}
+}
+
+// processing is what a route does otherwise than the listener's ext_proc filter,
+// or nil.
+//
+// A route that fails closed gets no response phase: an answer that is on its way
+// when ext_proc dies would be replaced by an error, and closed is about who may
+// enter. Its retry fields are the fixed ones.
+func processing(r fleet.Route) *anypb.Any {
+	overrides := &extprocfilterv3.ExtProcOverrides{}
+	switch {
+	case r.OnFailure == fleet.FailClosed:
+		overrides.FailureModeAllow = wrapperspb.Bool(false)
+	case r.RetryFields == fleet.RetryFieldsComputed:
+		overrides.ProcessingMode = &extprocfilterv3.ProcessingMode{
+			RequestHeaderMode:  extprocfilterv3.ProcessingMode_SEND,
+			ResponseHeaderMode: extprocfilterv3.ProcessingMode_SEND,
+		}
+	default:
+		return nil
+	}
+	return packed(&extprocfilterv3.ExtProcPerRoute{Override: &extprocfilterv3.ExtProcPerRoute_Overrides{Overrides: overrides}})
+}
+
+func disabled() *anypb.Any { return packed(&routev3.FilterConfig{Disabled: true}) }
 
 // bufferLimit is how much of a body Envoy keeps so that it can send it again.
 // It is never below what the body filter reads, which would refuse such bodies
@@ -188,11 +218,9 @@ func bufferLimit(r fleet.Route, peekDigits int) uint64 {
 	return max(uint64(r.RetryBody), largestPeek(peekDigits))
 }
 
-// largestPeek is the largest body whose content-length has that many digits.
-func largestPeek(digits int) uint64 { return uint64(math.Pow10(digits)) - 1 }
-
-func bodySize(limit fleet.Bytes) *anypb.Any {
-	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: limitBody(limit)})
+// routeFilters are the filters that run for a route's requests alone.
+func routeFilters(filters ...*corev3.TypedExtensionConfig) *anypb.Any {
+	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: execute(filters...)})
 }
 
 func dialectMetadata(d fleet.Dialect) *corev3.Metadata {
@@ -257,6 +285,17 @@ func retryPolicy(on string, c chain) *routev3.RetryPolicy {
 		HostSelectionRetryMaxAttempts: hostTries,
 	}
 }
+
+func retryGenerating(c chain) *routev3.RetryPolicy {
+	p := retryPolicy(onGenerating, c)
+	p.RetriableStatusCodes = []uint32{http.StatusServiceUnavailable}
+	if c.tiersChange {
+		p.RetriableStatusCodes = []uint32{http.StatusTooManyRequests, http.StatusServiceUnavailable}
+	}
+	return p
+}
+
+func retryOther(c chain) *routev3.RetryPolicy { return retryPolicy(onOther, c) }
 
 func prefixMatch(prefix string, headers ...*routev3.HeaderMatcher) *routev3.RouteMatch {
 	return &routev3.RouteMatch{
@@ -331,21 +370,12 @@ func responseHeaders() []*corev3.HeaderValueOption {
 		setHeader(wire.HeaderRequestID, requestIDOperator),
 		setHeader(wire.HeaderRequestID, decided(wire.KeyRequestID)),
 		setHeader(wire.HeaderServedBy, servedBy),
-		addHeader(wire.HeaderRetryAfterMs, throttledWithout(wire.HeaderRetryAfter, defaultRetryAfterMs)),
-		addHeader(wire.HeaderRetryAfter, throttledWithout(wire.HeaderRetryAfterMs, defaultRetryAfter)),
 	}
 }
 
 // servedBy names the pool whose server answered, and nothing on answers that
 // Envoy or ext_proc made up.
-const servedBy = "%CEL(response.code_details == 'via_upstream' ? xds.cluster_name : '')%"
-
-// throttledWithout prints value on a 429 that lacks the header, else nothing.
-// SDKs let retry-after-ms win over retry-after, so it is added only where the
-// server gave neither.
-func throttledWithout(header, value string) string {
-	return fmt.Sprintf("%%CEL(response.code == 429 && !('%s' in response.headers) ? '%s' : '')%%", header, value)
-}
+var servedBy = cel("response.code_details == 'via_upstream' ? xds.cluster_name : ''")
 
 // refusals are the answers to requests that no configured route takes: first
 // those whose path belongs to routes that all ask for another model, longest
@@ -371,7 +401,7 @@ func refusals(built []*routev3.Route, configured []fleet.Route, peekDigits int) 
 		// Envoy takes a first route before it has read the model, and that is
 		// often one of these: they must not be stricter than the real ones.
 		r.RequestBodyBufferLimit = wrapperspb.UInt64(buffer)
-		r.TypedPerFilterConfig[filterBodySize] = bodySize(limit)
+		r.TypedPerFilterConfig[filterOfRoute] = routeFilters(limitBody(limit))
 	}
 	return out
 }
