@@ -102,8 +102,10 @@ func TestPlanGetsTheConfigAndTheVerdicts(t *testing.T) {
 				DefaultMaxTokens: 512, Affinity: fleet.AffinitySession, Timeouts: fleet.Timeouts{FirstToken: 15 * time.Second},
 				Split: fleet.Split{{Pool: "h100", Weight: 1}, {Pool: "cpu", Weight: 0}}},
 			{Name: "messages", Dialect: fleet.DialectAnthropic, Strategy: fleet.StrategyLegacy, ClientStrategy: fleet.ClientStrategyIgnore,
-				DefaultMaxTokens: 64, Split: fleet.Split{{Pool: "cpu", Weight: 1}}, Fallback: []string{"h100"}},
+				DefaultMaxTokens: 64, Split: fleet.Split{{Pool: "cpu", Weight: 1}}, Fallback: []string{"h100"},
+				Class: fleet.ClassBatch, MaxOutput: 4096, Oversize: fleet.OversizeRefuse, NoRoom: fleet.OversizePass, RetryFields: fleet.RetryFieldsComputed, ReadUser: true},
 		},
+		Limits: []fleet.Limit{{Name: "tenants", Key: fleet.ClientKeyJWT, Claim: "sub", Routes: []string{"messages"}, Concurrency: 4}},
 	}
 	s := testScoring(t, cfg)
 	s.setModel(scoringModel{Model: &heard{risk: 0.25}})
@@ -144,9 +146,11 @@ func TestPlanGetsTheConfigAndTheVerdicts(t *testing.T) {
 		},
 		Routes: []plan.RouteInput{
 			{Name: "chat", Dialect: fleet.DialectOpenAI, Strategy: fleet.StrategyDynamic, ClientStrategy: fleet.ClientStrategyHonor, TrustDeclared: true,
-				DefaultBudget: 512, FirstTokenMillis: 15_000, Split: []string{"h100"}, Fallback: []string{"cpu"}, Affinity: fleet.AffinitySession},
+				DefaultBudget: 512, FirstTokenMillis: 15_000, Split: []string{"h100"}, Fallback: []string{"cpu"}, Affinity: fleet.AffinitySession, ClientKey: fleet.ClientKeyAuthorization},
 			{Name: "messages", Dialect: fleet.DialectAnthropic, Strategy: fleet.StrategyLegacy, ClientStrategy: fleet.ClientStrategyIgnore,
-				DefaultBudget: 64, Split: []string{"cpu"}, Fallback: []string{"h100"}},
+				DefaultBudget: 64, Split: []string{"cpu"}, Fallback: []string{"h100"},
+				ClientKey: fleet.ClientKeyJWT, Claim: "sub", Class: fleet.ClassBatch, Limited: true, MaxOutput: 4096, Oversize: fleet.OversizeRefuse,
+				NoRoom: fleet.OversizePass, ComputedRetry: true, ReadUser: true},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
