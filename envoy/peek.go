@@ -59,7 +59,7 @@ func userFilter() *hcmv3.HttpFilter {
 
 // readsUser makes a route read the body's user.
 func readsUser(digits int) *anypb.Any {
-	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: skipIf(not(lengthWithin(digits)))})
+	return picks(skipIf(not(lengthWithin(digits))))
 }
 
 // skipsDeclared makes a route leave bodies unread where a header declares the
@@ -69,7 +69,7 @@ func skipsDeclared(digits int) *anypb.Any {
 	for _, name := range declaredBudgets {
 		either = append(either, requestHeader(name, declaredBudgetPattern))
 	}
-	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: skipIf(anyPredicate(either))})
+	return picks(skipIf(anyPredicate(either)))
 }
 
 func peek(keys []string) *jsonmetadatav3.JsonToMetadata {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	matchingv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	extensionmatcherv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
@@ -181,7 +182,7 @@ func generate(cfg *fleet.Config, r fleet.Route, out *routev3.Route) {
 		out.TypedPerFilterConfig[filterExtProc] = a
 	}
 	if r.Usage {
-		out.TypedPerFilterConfig[filterOfRoute] = routeFilters(append([]*corev3.TypedExtensionConfig{limitBody(r.MaxBody)}, usageFilters()...)...)
+		out.TypedPerFilterConfig[filterOfRoute] = picks(countUsage(limitBody(r.MaxBody)))
 		// Nothing is counted in a compressed answer.
 		out.RequestHeadersToRemove = append(out.RequestHeadersToRemove, "accept-encoding")
 	}
@@ -220,7 +221,11 @@ func bufferLimit(r fleet.Route, peekDigits int) uint64 {
 
 // routeFilters are the filters that run for a route's requests alone.
 func routeFilters(filters ...*corev3.TypedExtensionConfig) *anypb.Any {
-	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: execute(filters...)})
+	return picks(execute(filters...))
+}
+
+func picks(m *matchingv3.Matcher) *anypb.Any {
+	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: m})
 }
 
 func dialectMetadata(d fleet.Dialect) *corev3.Metadata {

@@ -1,11 +1,15 @@
 package envoy
 
 import (
+	"slices"
+
+	matchingv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	jsonparserv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/content_parsers/json/v3"
 	aiprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ai_protocol_manager/v3"
 	jsonmetadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
 	ssev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/sse_to_metadata/v3"
+	aiv3 "github.com/envoyproxy/go-control-plane/envoy/type/ai/v3"
 	metadatav3 "github.com/envoyproxy/go-control-plane/envoy/type/metadata/v3"
 	tracingv3 "github.com/envoyproxy/go-control-plane/envoy/type/tracing/v3"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -26,14 +30,32 @@ const (
 	keySSEOutput = "output"
 )
 
+// completionsPath is where answers have the shape of chat completions, but not
+// always the marks by which the counter knows them: it tells the APIs apart by
+// itself, and finds nothing in a legacy completion (measured on Envoy 1.40.0).
+const completionsPath = `[^?]*/completions/*(?:\?.*)?`
+
+// countUsage picks, for a route's requests, the filters that read the tokens used
+// beside the given ones.
+func countUsage(filters ...*corev3.TypedExtensionConfig) *matchingv3.Matcher {
+	m := execute(slices.Concat(filters, usageFilters(aiv3.LLMProtocol_LLM_PROTOCOL_UNSPECIFIED))...)
+	completions := execute(slices.Concat(filters, usageFilters(aiv3.LLMProtocol_OPENAI_CHAT_COMPLETIONS))...)
+	m.MatcherType = &matchingv3.Matcher_MatcherList_{MatcherList: &matchingv3.Matcher_MatcherList{
+		Matchers: []*matchingv3.Matcher_MatcherList_FieldMatcher{{
+			Predicate: requestHeader(":path", completionsPath), OnMatch: completions.GetOnNoMatch(),
+		}},
+	}}
+	return m
+}
+
 // usageFilters read the tokens used out of answers, and change no byte of them.
 //
-// The counter works on complete answers in the shape of any of the known APIs,
-// which it tells apart by itself, and leaves nothing for streams that break off;
-// for those, and for error events in a 200, the other one keeps what the stream
-// had told so far. The counter's own request handling is never asked for: it
-// rewrites answers, and stalled long streams (measured on Envoy 1.40.0).
-func usageFilters() []*corev3.TypedExtensionConfig {
+// The counter works on complete answers in the shape of a known API, and leaves
+// nothing for streams that break off; for those, and for error events in a 200,
+// the other one keeps what the stream had told so far. The counter's own request
+// handling is never asked for: it rewrites answers, and stalled long streams
+// (measured on Envoy 1.40.0).
+func usageFilters(shape aiv3.LLMProtocol) []*corev3.TypedExtensionConfig {
 	return []*corev3.TypedExtensionConfig{
 		extension("envoy.filters.http.sse_to_metadata", &ssev3.SseToMetadata{
 			ResponseRules: &ssev3.SseToMetadata_ProcessingRules{
@@ -55,6 +77,7 @@ func usageFilters() []*corev3.TypedExtensionConfig {
 				TokenUsage: &aiprotocolv3.TokenUsageExtraction{
 					// The filter stands only on routes that want it.
 					IncludeUnconfiguredRoutes: true,
+					DefaultLlmProtocol:        shape,
 				},
 			},
 		}),
@@ -78,9 +101,12 @@ func eventRule(key string, value *structpb.Value, path ...string) *jsonparserv3.
 // entry only together with some untyped metadata, while an expression reads it
 // always (measured on Envoy 1.40.0).
 func usageTags() []*tracingv3.CustomTag {
-	count := func(tag, field string) *tracingv3.CustomTag {
+	const counted = `metadata.typed_filter_metadata["` + namespaceUsage + `"]`
+	// A record without counts, of an answer that could not be read, would read as
+	// 0; cached tokens are 0 where the server tells of none.
+	count := func(tag, known, field string) *tracingv3.CustomTag {
 		return &tracingv3.CustomTag{Tag: tag, Type: &tracingv3.CustomTag_Value{
-			Value: `%CEL(metadata.typed_filter_metadata["` + namespaceUsage + `"].` + field + `)%`,
+			Value: cel("has(" + counted + "." + known + ") ? " + counted + "." + field + " : ''"),
 		}}
 	}
 	found := func(tag, key string) *tracingv3.CustomTag {
@@ -97,9 +123,9 @@ func usageTags() []*tracingv3.CustomTag {
 		}}
 	}
 	return []*tracingv3.CustomTag{
-		count(wire.TagInput, "input_tokens"),
-		count(wire.TagCached, "input_token_details.cached_tokens"),
-		count(wire.TagOutput, "output_tokens"),
+		count(wire.TagInput, "input_tokens", "input_tokens"),
+		count(wire.TagCached, "input_tokens", "input_token_details.cached_tokens"),
+		count(wire.TagOutput, "output_tokens", "output_tokens"),
 		found(wire.TagSSEError, keySSEError),
 		found(wire.TagSSEOutput, keySSEOutput),
 	}
