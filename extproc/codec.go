@@ -39,10 +39,19 @@ func ServerOptions() []grpc.ServerOption {
 // next receive.
 type rawIn struct{ b []byte }
 
+// lateIn receives a message of a stream that waits for it, maybe for minutes: a
+// buffer is taken only when the message is there.
+type lateIn struct{ c *call }
+
+func (in *lateIn) take() (c *call) {
+	c, in.c = in.c, nil
+	return c
+}
+
 // rawOut is a finished message. Its bytes belong to gRPC once it is sent.
 type rawOut struct{ b *[]byte }
 
-// rawCodec passes rawIn and rawOut through untouched.
+// rawCodec passes rawIn, lateIn and rawOut through untouched.
 type rawCodec struct{ encoding.CodecV2 }
 
 func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -54,8 +63,14 @@ func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 }
 
 func (c rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	in, ok := v.(*rawIn)
-	if !ok {
+	var in *rawIn
+	switch v := v.(type) {
+	case *rawIn:
+		in = v
+	case *lateIn:
+		v.c = newCall()
+		in = &v.c.in
+	default:
 		return c.CodecV2.Unmarshal(data, v)
 	}
 	in.b = in.b[:0]

@@ -9,9 +9,11 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
@@ -27,6 +29,8 @@ type world struct {
 	picks  map[string]fleet.EndpointKey
 	limits []int32 // of reservations
 	full   int     // reservations that are refused before one is granted
+	// answers are the upstreams' answers that were looked at.
+	answers []Answer
 }
 
 type liveMap map[uint32]int32
@@ -66,6 +70,11 @@ func newWorld(t testing.TB, change ...func(*plan.Inputs, *Options)) *world {
 		Ledger:  w,
 		IDs:     ids,
 		Observe: w.observe,
+		ObserveAnswer: func(a Answer) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.answers = append(w.answers, a)
+		},
 	}
 	for _, f := range change {
 		f(&in, &o)
@@ -117,6 +126,40 @@ func (w *world) lastEvent() Event {
 	return w.events[len(w.events)-1]
 }
 
+// gate is an Admission that says what a test tells it to say.
+type gate struct {
+	verdict  admission.Verdict
+	refusal  admission.Refusal
+	asked    []admission.Ask
+	refused  []admission.Reason
+	canceled []string
+}
+
+func (g *gate) Admit(a *admission.Ask) admission.Verdict {
+	g.asked = append(g.asked, *a)
+	return g.verdict
+}
+
+func (g *gate) Refuse(a *admission.Ask, why admission.Reason) admission.Refusal {
+	g.asked = append(g.asked, *a)
+	g.refused = append(g.refused, why)
+	return g.refusal
+}
+
+func (g *gate) Cancel(id string) { g.canceled = append(g.canceled, id) }
+
+func (g *gate) last() admission.Ask { return g.asked[len(g.asked)-1] }
+
+// gated is a world with a gate that admits all.
+func gated(t testing.TB, change ...func(*plan.Inputs, *Options)) (*world, *gate) {
+	g := &gate{
+		verdict: admission.Verdict{Admitted: true, Reason: admission.ReasonAdmitted},
+		refusal: admission.Refusal{RetryAfter: 1234 * time.Millisecond, Concurrency: 8, InFlight: 12, ShouldRetry: true},
+	}
+	change = append(change, func(_ *plan.Inputs, o *Options) { o.Admission = g })
+	return newWorld(t, change...), g
+}
+
 // message builds a ProcessingRequest as Envoy sends it.
 type message struct {
 	headers   map[string]string
@@ -126,6 +169,9 @@ type message struct {
 	source    string
 	zone      string
 	noBody    bool
+	claims    map[string]any // of a verified token
+	san       string         // of the caller's certificate
+	subject   string
 	overwrite func(*extprocv3.ProcessingRequest)
 }
 
@@ -143,6 +189,7 @@ func (m message) proto() *extprocv3.ProcessingRequest {
 	attributes := map[string]any{}
 	for k, v := range map[string]string{
 		wire.AttributeRouteName: m.route, wire.AttributeClusterName: m.cluster, wire.AttributeSource: m.source, wire.AttributeZone: m.zone,
+		wire.AttributeURISAN: m.san, wire.AttributeSubject: m.subject,
 	} {
 		if v != "" {
 			attributes[k] = v
@@ -156,6 +203,12 @@ func (m message) proto() *extprocv3.ProcessingRequest {
 	}
 	if m.peek != nil {
 		r.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{wire.NamespacePeek: mustStruct(m.peek)}}
+	}
+	if m.claims != nil {
+		if r.MetadataContext == nil {
+			r.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{}}
+		}
+		r.MetadataContext.FilterMetadata[wire.NamespaceJWT] = mustStruct(map[string]any{wire.KeyClaims: m.claims})
 	}
 	if m.overwrite != nil {
 		m.overwrite(r)
@@ -181,10 +234,9 @@ func (f *fakeStream) RecvMsg(m any) error {
 	if len(f.in) == 0 {
 		return io.EOF
 	}
-	in := m.(*rawIn)
-	in.b = append(in.b[:0], f.in[0]...)
+	in := mem.BufferSlice{mem.SliceBuffer(f.in[0])}
 	f.in = f.in[1:]
-	return nil
+	return rawCodec{}.Unmarshal(in, m)
 }
 
 func (f *fakeStream) SendMsg(m any) error {
@@ -264,4 +316,8 @@ func metadata(r *extprocv3.ProcessingResponse, namespace string) map[string]any 
 		return nil
 	}
 	return s.AsMap()
+}
+
+func header(key, value string) *corev3.HeaderValue {
+	return &corev3.HeaderValue{Key: key, RawValue: []byte(value)}
 }

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"bytes"
 	"errors"
 	"math"
 
@@ -70,7 +71,19 @@ type request struct {
 
 	cluster, route, source, zone []byte
 	uriSAN, subject              []byte // of the caller's certificate
+
+	// Of an answer's headers: the status, 0 if there is none, and what may say
+	// when to come back; see told.
+	status int
+	notes  []note
 }
+
+// note is one header of an answer.
+type note struct{ key, value []byte }
+
+// maxNotes is how many headers of an answer are looked at; the families that are
+// known have some thirty.
+const maxNotes = 64
 
 // pace is what a caller says of its waits and retries, as sent; see ask.go.
 type pace struct {
@@ -128,7 +141,7 @@ func (f *field) isBytes(number protowire.Number) bool {
 // scan reads one ProcessingRequest. Only what a decision needs is looked at;
 // the rest is skipped unread, valid or not.
 func (r *request) scan(b []byte) error {
-	*r = request{}
+	*r = request{notes: r.notes[:0]}
 	for len(b) > 0 {
 		f, rest, err := next(b)
 		if err != nil {
@@ -159,8 +172,14 @@ func (r *request) scanPhase(k kind, b []byte) error {
 		r.kind, r.endOfStream = k, false
 		r.strategy, r.header, r.sampling, r.requestID, r.bodyBytes, r.affinity = askedNothing, Declared{}, Sampling{}, nil, 0, nil
 		r.shown, r.pace = credentials{}, pace{}
+		r.status, r.notes = 0, r.notes[:0]
 	}
-	if k != kindRequestHeaders {
+	take := (*request).requestHeader
+	switch k {
+	case kindRequestHeaders:
+	case kindResponseHeaders:
+		take = (*request).responseHeader
+	default:
 		return nil
 	}
 	for len(b) > 0 {
@@ -171,7 +190,7 @@ func (r *request) scanPhase(k kind, b []byte) error {
 		b = rest
 		switch {
 		case f.isBytes(1): // HttpHeaders.headers
-			err = r.scanHeaders(f.bytes)
+			err = r.scanHeaders(f.bytes, take)
 		case f.number == 3 && f.wire == protowire.VarintType: // end_of_stream
 			r.endOfStream = f.num != 0
 		}
@@ -182,18 +201,22 @@ func (r *request) scanPhase(k kind, b []byte) error {
 	return nil
 }
 
-func (r *request) scanHeaders(b []byte) error {
+// scanHeaders calls take for each header of a HeaderMap.
+func (r *request) scanHeaders(b []byte, take func(r *request, key, value []byte)) error {
 	for len(b) > 0 {
 		f, rest, err := next(b)
 		if err != nil {
 			return err
 		}
 		b = rest
-		if f.isBytes(1) { // HeaderMap.headers
-			if err := r.scanHeader(f.bytes); err != nil {
-				return err
-			}
+		if !f.isBytes(1) { // HeaderMap.headers
+			continue
 		}
+		key, value, err := scanHeader(f.bytes)
+		if err != nil {
+			return err
+		}
+		take(r, key, value)
 	}
 	return nil
 }
@@ -209,12 +232,12 @@ const (
 const classBatch = "batch"
 
 // scanHeader reads a HeaderValue: key 1, value 2, raw_value 3.
-func (r *request) scanHeader(b []byte) error {
-	var key, value, raw []byte
+func scanHeader(b []byte) (key, value []byte, err error) {
+	var raw []byte
 	for len(b) > 0 {
 		f, rest, err := next(b)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		b = rest
 		switch {
@@ -229,6 +252,11 @@ func (r *request) scanHeader(b []byte) error {
 	if len(raw) > 0 {
 		value = raw
 	}
+	return key, value, nil
+}
+
+// requestHeader takes a header of a request.
+func (r *request) requestHeader(key, value []byte) {
 	switch string(key) {
 	case wire.HeaderRouteStrategy:
 		r.ask(value)
@@ -259,7 +287,35 @@ func (r *request) scanHeader(b []byte) error {
 	case wire.HeaderGRPCTimeout:
 		r.pace.grpcTimeout = value
 	}
-	return nil
+}
+
+// responseHeader takes a header of an answer.
+func (r *request) responseHeader(key, value []byte) {
+	switch {
+	case string(key) == ":status":
+		n, _ := digits(value)
+		r.status = int(min(n, 1000))
+	case mayTell(key) && len(value) > 0 && len(r.notes) < maxNotes:
+		r.notes = append(r.notes, note{key, value})
+	}
+}
+
+// mayTell reports whether a header of an answer may say when to come back: they
+// name retries, rate limits or concurrency.
+func mayTell(key []byte) bool {
+	return bytes.Contains(key, []byte("retry")) || bytes.Contains(key, []byte("ratelimit")) ||
+		string(key) == wire.HeaderRecommendedConcurrency
+}
+
+// told is the value of an answer's header, of several the first, "" if there is
+// none.
+func (r *request) told(name string) string {
+	for i := range r.notes {
+		if string(r.notes[i].key) == name {
+			return string(r.notes[i].value)
+		}
+	}
+	return ""
 }
 
 // session is the request's session: the header's, else that of the body's

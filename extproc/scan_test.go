@@ -3,7 +3,9 @@ package extproc
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -43,7 +45,37 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 				if n, err := strconv.ParseUint(string(value), 10, 63); err == nil && len(value) <= 18 {
 					r.bodyBytes = int64(n)
 				}
+			case "authorization":
+				r.shown.authorization.add(value)
+			case "x-api-key":
+				r.shown.apiKey.add(value)
+			case "x-request-class":
+				r.pace.batch = r.pace.batch || string(value) == "batch"
+			case "x-stainless-timeout":
+				r.pace.timeout = value
+			case "x-stainless-read-timeout":
+				r.pace.readTimeout = value
+			case "x-stainless-retry-count":
+				r.pace.retries = value
+			case "grpc-timeout":
+				r.pace.grpcTimeout = value
 			}
+		}
+	}
+	r.endOfStream = r.endOfStream || m.GetResponseHeaders().GetEndOfStream()
+	for _, header := range m.GetResponseHeaders().GetHeaders().GetHeaders() {
+		value := header.GetRawValue()
+		if len(value) == 0 {
+			value = []byte(header.GetValue())
+		}
+		switch key := header.GetKey(); {
+		case key == ":status":
+			r.status = 0
+			if n, err := strconv.ParseUint(string(value), 10, 63); err == nil && len(value) <= 18 {
+				r.status = int(min(n, 1000))
+			}
+		case len(value) > 0 && (strings.Contains(key, "retry") || strings.Contains(key, "ratelimit") || key == "x-recommended-concurrency"):
+			r.notes = append(r.notes, note{[]byte(key), value})
 		}
 	}
 	peek := m.GetMetadataContext().GetFilterMetadata()["fairlead.peek"].GetFields()
@@ -64,13 +96,33 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 	}
 	r.stream = peek["stream"].GetBoolValue()
 	r.cacheKey = []byte(peek["prompt_cache_key"].GetStringValue())
+	r.user = []byte(peek["user"].GetStringValue())
+	switch v := peek["n"].GetKind().(type) {
+	case *structpb.Value_NumberValue:
+		r.answers = DeclaredNumber(v.NumberValue).Tokens
+	case *structpb.Value_StringValue:
+		r.answers = DeclaredText([]byte(v.StringValue)).Tokens
+	}
 	r.bodyError = peek["error"].GetBoolValue()
 	attributes := m.GetAttributes()["envoy.filters.http.ext_proc"].GetFields()
 	r.cluster = []byte(attributes["xds.cluster_name"].GetStringValue())
 	r.route = []byte(attributes["xds.route_name"].GetStringValue())
 	r.source = []byte(attributes["source.address"].GetStringValue())
 	r.zone = []byte(attributes["xds.node.locality.zone"].GetStringValue())
+	r.uriSAN = []byte(attributes["connection.uri_san_peer_certificate"].GetStringValue())
+	r.subject = []byte(attributes["connection.subject_peer_certificate"].GetStringValue())
 	return r
+}
+
+func dumbClaim(m *extprocv3.ProcessingRequest, name string) string {
+	claims := m.GetMetadataContext().GetFilterMetadata()["envoy.filters.http.jwt_authn"].GetFields()["claims"]
+	switch v := claims.GetStructValue().GetFields()[name].GetKind().(type) {
+	case *structpb.Value_NumberValue:
+		return strconv.FormatFloat(v.NumberValue, 'f', -1, 64)
+	case *structpb.Value_StringValue:
+		return v.StringValue
+	}
+	return ""
 }
 
 func dumbKind(m *extprocv3.ProcessingRequest) kind {
@@ -91,12 +143,27 @@ func dumbKind(m *extprocv3.ProcessingRequest) kind {
 	return kindNone
 }
 
+// same compares what two scans found; empty and nil slices are the same.
 func same(a, b request) bool {
-	return bytes.Equal(a.requestID, b.requestID) && bytes.Equal(a.cluster, b.cluster) && bytes.Equal(a.route, b.route) &&
-		bytes.Equal(a.source, b.source) && a.kind == b.kind && a.observe == b.observe && a.endOfStream == b.endOfStream &&
+	for _, pair := range [][2][]byte{
+		{a.requestID, b.requestID}, {a.cluster, b.cluster}, {a.route, b.route}, {a.source, b.source}, {a.zone, b.zone},
+		{a.affinity, b.affinity}, {a.cacheKey, b.cacheKey}, {a.user, b.user}, {a.uriSAN, b.uriSAN}, {a.subject, b.subject},
+		{a.shown.authorization.value, b.shown.authorization.value}, {a.shown.apiKey.value, b.shown.apiKey.value},
+		{a.pace.timeout, b.pace.timeout}, {a.pace.readTimeout, b.pace.readTimeout},
+		{a.pace.grpcTimeout, b.pace.grpcTimeout}, {a.pace.retries, b.pace.retries},
+	} {
+		if !bytes.Equal(pair[0], pair[1]) {
+			return false
+		}
+	}
+	return a.kind == b.kind && a.observe == b.observe && a.endOfStream == b.endOfStream &&
 		a.strategy == b.strategy && a.header == b.header && a.peeked == b.peeked && a.body == b.body &&
 		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream && a.bodyBytes == b.bodyBytes &&
-		bytes.Equal(a.zone, b.zone) && bytes.Equal(a.affinity, b.affinity) && bytes.Equal(a.cacheKey, b.cacheKey)
+		a.answers == b.answers && a.pace.batch == b.pace.batch &&
+		a.shown.authorization.ambiguous == b.shown.authorization.ambiguous && a.shown.apiKey.ambiguous == b.shown.apiKey.ambiguous &&
+		a.status == b.status && slices.EqualFunc(a.notes, b.notes, func(x, y note) bool {
+		return bytes.Equal(x.key, y.key) && bytes.Equal(x.value, y.value)
+	})
 }
 
 func drawValue(t *rapid.T) *structpb.Value {
@@ -133,8 +200,10 @@ func drawHeaders(t *rapid.T) *corev3.HeaderMap {
 	h := &corev3.HeaderMap{}
 	for range rapid.IntRange(0, 8).Draw(t, "headers") {
 		v := &corev3.HeaderValue{Key: rapid.SampledFrom([]string{":path", "x-route-strategy", "max_tokens", "x-max-tokens",
-			"max-tokens", "x-request-id", "content-length", "x-session-affinity", "Max_Tokens", "temperature", "top_k", ""}).Draw(t, "key")}
-		text := rapid.SampledFrom([]string{"", "legacy", "dynamic", "16", "1e3", "-7", "+7", "123456789012345678", "1234567890123456789", "junk", "\x00\xff"}).Draw(t, "text")
+			"max-tokens", "x-request-id", "content-length", "x-session-affinity", "Max_Tokens", "temperature", "top_k", "",
+			"authorization", "x-api-key", "x-request-class", "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count",
+			"grpc-timeout", ":status", "retry-after", "retry-after-ms", "x-ratelimit-reset-tokens", "x-recommended-concurrency"}).Draw(t, "key")}
+		text := rapid.SampledFrom([]string{"", "legacy", "batch", "429", "5S", "dynamic", "16", "1e3", "-7", "+7", "123456789012345678", "1234567890123456789", "junk", "\x00\xff"}).Draw(t, "text")
 		if rapid.Bool().Draw(t, "raw") {
 			v.RawValue = []byte(text)
 		} else if text != "\x00\xff" {
@@ -149,11 +218,11 @@ func drawMessage(t *rapid.T) *extprocv3.ProcessingRequest {
 	m := &extprocv3.ProcessingRequest{
 		ObservabilityMode: rapid.Bool().Draw(t, "observe"),
 		Attributes: drawStructs(t, []string{wire.AttributesKey, "another"},
-			[]string{wire.AttributeClusterName, wire.AttributeRouteName, wire.AttributeSource, wire.AttributeZone, "x"}),
+			[]string{wire.AttributeClusterName, wire.AttributeRouteName, wire.AttributeSource, wire.AttributeZone, wire.AttributeURISAN, wire.AttributeSubject, "x"}),
 	}
 	if rapid.Bool().Draw(t, "metadata") {
-		m.MetadataContext = &corev3.Metadata{FilterMetadata: drawStructs(t, []string{wire.NamespacePeek, "fairlead.log", ""},
-			[]string{"max_tokens", "max_completion_tokens", "max_output_tokens", "stream", "error", "model", "prompt_cache_key"})}
+		m.MetadataContext = &corev3.Metadata{FilterMetadata: drawStructs(t, []string{wire.NamespacePeek, wire.NamespaceJWT, "fairlead.log", ""},
+			[]string{"max_tokens", "max_completion_tokens", "max_output_tokens", "stream", "error", "model", "prompt_cache_key", "n", "user", "claims"})}
 	}
 	end := rapid.Bool().Draw(t, "end")
 	headers := &extprocv3.HttpHeaders{Headers: drawHeaders(t), EndOfStream: end}
@@ -188,6 +257,9 @@ func TestScannerReadsWhatTheGeneratedTypesRead(t *testing.T) {
 		}
 		if want := dumbScan(m); !same(got, want) {
 			t.Fatalf("scanner: %+v\ngenerated types: %+v", got, want)
+		}
+		if got, want := claim(got.claims, "max_tokens", nil), dumbClaim(m, "max_tokens"); string(got) != want {
+			t.Fatalf("claim: scanner %q, generated types %q", got, want)
 		}
 	})
 }

@@ -54,7 +54,10 @@ type Options struct {
 	Trusted func(source string) bool
 	// Observe gets one event per request. It must be cheap and must not block.
 	Observe func(Event)
-	Log     *slog.Logger
+	// ObserveAnswer gets one for each answer whose retry fields were looked at;
+	// like Observe.
+	ObserveAnswer func(Answer)
+	Log           *slog.Logger
 	// Now is the clock of events and of the ledger; default time.Now.
 	Now func() time.Time
 }
@@ -123,6 +126,9 @@ func New(o Options) *Service {
 	if o.Observe == nil {
 		o.Observe = func(Event) {}
 	}
+	if o.ObserveAnswer == nil {
+		o.ObserveAnswer = func(Answer) {}
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -155,7 +161,7 @@ func (s *Service) Register(g *grpc.Server) {
 	s.health.register(g)
 }
 
-// call is the state of one stream: one HTTP request.
+// call is the state of one phase of a stream: of one HTTP request.
 type call struct {
 	in      rawIn
 	out     rawOut
@@ -165,11 +171,13 @@ type call struct {
 	id      [32]byte
 	// scratch has room for the values of all headers of a standing.
 	scratch [384]byte
-	// answered is true once the request headers have their answer.
+	// answered is true once the phase's message has its answer.
 	answered bool
 }
 
 var calls = sync.Pool{New: func() any { return new(call) }}
+
+func newCall() *call { return calls.Get().(*call) }
 
 // keepInput is the largest input buffer that is kept for the next stream.
 const keepInput = 32 << 10
@@ -178,7 +186,9 @@ func (c *call) release() {
 	if cap(c.in.b) > keepInput {
 		c.in.b = nil
 	}
-	c.out.b, c.req, c.verdict, c.ask, c.answered = nil, request{}, verdict{}, admission.Ask{}, false
+	clear(c.req.notes)
+	c.req = request{notes: c.req.notes[:0]}
+	c.out.b, c.verdict, c.ask, c.answered = nil, verdict{}, admission.Ask{}, false
 	calls.Put(c)
 }
 
@@ -195,37 +205,59 @@ var (
 )
 
 // process serves one stream. It ends well only after the request headers were
-// answered: with response_header_mode SKIP nothing follows them.
+// answered; on most routes nothing follows them.
 func (s *Service) process(st stream) error {
-	c := calls.Get().(*call)
+	w, err := s.requestPhase(st)
+	if err != nil || w == nil {
+		return err
+	}
+	return s.responsePhase(st, w)
+}
+
+// requestPhase answers messages up to the request headers. It returns what the
+// response phase needs, nil if there is none.
+func (s *Service) requestPhase(st stream) (*waiting, error) {
+	c := newCall()
 	defer c.release()
 	for range maxMessages {
 		if err := st.RecvMsg(&c.in); err != nil {
 			if errors.Is(err, io.EOF) {
-				return errUnanswered
+				return nil, errUnanswered
 			}
-			return err
+			return nil, err
 		}
-		if err := s.dispatch(c); err != nil {
-			return err
+		if err := s.dispatch(c, nil); err != nil {
+			return nil, err
 		}
 		if c.out.b != nil {
 			if err := st.SendMsg(&c.out); err != nil {
 				s.withdraw(&c.verdict)
-				return err
+				return nil, err
 			}
 			c.out.b = nil
 		}
 		if c.answered {
-			return nil
+			return s.waits(c), nil
 		}
 	}
-	return errTooMany
+	return nil, errTooMany
+}
+
+// waits is what the response phase needs, nil if Envoy sends no response headers.
+func (s *Service) waits(c *call) *waiting {
+	v := &c.verdict
+	if v.info == nil || !v.info.ComputedRetry || !v.class.Generates || v.refused() || c.req.observe {
+		return nil
+	}
+	if s.o.Admission == nil {
+		c.ask.Route, c.ask.Seed = v.info.Name, v.id.Seed()
+	}
+	return &waiting{ask: c.ask, concurrency: v.admit.Concurrency}
 }
 
 // dispatch turns the message in c.in into the answer in c.out, which stays
-// empty when none is wanted.
-func (s *Service) dispatch(c *call) (err error) {
+// empty when none is wanted. w is nil in the request phase.
+func (s *Service) dispatch(c *call, w *waiting) (err error) {
 	began := s.o.Now()
 	mark := s.busy.enter(began)
 	defer func() {
@@ -242,9 +274,12 @@ func (s *Service) dispatch(c *call) (err error) {
 	if err := c.req.scan(c.in.b); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	switch c.req.kind {
-	case kindRequestHeaders:
+	switch {
+	case w == nil && c.req.kind == kindRequestHeaders:
 		s.requestHeaders(c, began)
+		return nil
+	case w != nil && c.req.kind == kindResponseHeaders:
+		s.responseHeaders(c, w, began)
 		return nil
 	default:
 		return otherMessage(c)

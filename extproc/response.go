@@ -1,0 +1,154 @@
+package extproc
+
+import (
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
+)
+
+// waiting is what is kept of a request until the headers of its answer come: on
+// routes with plan.RouteInfo.ComputedRetry, where Envoy sends them. It lives as
+// long as the upstream takes, so it holds neither buffers nor the plan.
+type waiting struct {
+	ask admission.Ask
+	// concurrency is admission's hint, 0 if it gave none.
+	concurrency int
+}
+
+// RetrySource says where the retry fields of an answer come from.
+type RetrySource uint8
+
+// Retry sources.
+const (
+	RetryKept  RetrySource = iota + 1 // the upstream's own, untouched
+	RetryTold                         // from the resets of limits that the upstream told of
+	RetryGiven                        // the upstream told nothing: a slot
+)
+
+var retrySources = [...]string{"none", "kept", "told", "given"}
+
+// String is the source's metric label.
+func (s RetrySource) String() string {
+	if int(s) >= len(retrySources) {
+		return retrySources[0]
+	}
+	return retrySources[s]
+}
+
+// Answer is one answer of an upstream that turned a request away, for metrics.
+type Answer struct {
+	Route  string
+	Status int // 429, 503 or 529
+	Source RetrySource
+	// Wait is what the client is told to wait; 0 where the upstream's own fields
+	// stand.
+	Wait time.Duration
+}
+
+// turnsAway reports whether a status may lack retry fields: too many requests,
+// unavailable, and overloaded (529, as Anthropic's API has it).
+func turnsAway(status int) bool { return status == 429 || status == 503 || status == 529 }
+
+// responsePhase waits for the headers of the answer and ends the stream with
+// them. It always ends well: whatever is amiss, the answer passes as it is. A
+// caller or an Envoy that is gone is nothing amiss.
+func (s *Service) responsePhase(st stream, w *waiting) error {
+	var late lateIn
+	for range maxMessages {
+		if st.RecvMsg(&late) != nil {
+			return nil
+		}
+		if done := s.lateMessage(st, late.take(), w); done {
+			return nil
+		}
+	}
+	return nil
+}
+
+// lateMessage handles one message of the response phase; true ends the stream.
+func (s *Service) lateMessage(st stream, c *call, w *waiting) bool {
+	defer c.release()
+	if s.dispatch(c, w) != nil {
+		return true
+	}
+	if c.out.b != nil {
+		if st.SendMsg(&c.out) != nil {
+			return true
+		}
+		c.out.b = nil
+	}
+	return c.answered
+}
+
+// responseHeaders adds the retry fields that an answer lacks.
+func (s *Service) responseHeaders(c *call, w *waiting, now time.Time) {
+	c.answered = true
+	if c.req.observe {
+		return
+	}
+	c.out.b = answers.Get(0)
+	if status := c.req.status; !turnsAway(status) {
+		*c.out.b = append(*c.out.b, emptyAnswer[kindResponseHeaders]...)
+		return
+	}
+	a := Answer{Route: w.ask.Route, Status: c.req.status, Source: RetryKept}
+	if c.req.told(wire.HeaderRetryAfterMs) != "" || c.req.told(wire.HeaderRetryAfter) != "" {
+		*c.out.b = append(*c.out.b, emptyAnswer[kindResponseHeaders]...)
+	} else {
+		var fields wait
+		fields, a.Source = s.waitOf(&c.req, w, now)
+		a.Wait = time.Duration(fields.millis) * time.Millisecond
+		*c.out.b = appendRetryFields(*c.out.b, &fields)
+	}
+	s.o.ObserveAnswer(a)
+}
+
+// waitOf is what to tell a client whose upstream turned it away without retry
+// fields: what the upstream's limits say, else a slot like that of a request
+// refused here. Fields that the upstream did send are left out.
+func (s *Service) waitOf(r *request, w *waiting, now time.Time) (wait, RetrySource) {
+	source := RetryGiven
+	var fields wait
+	if told, ok := retryafter.Wait(r.told, now); ok {
+		source = RetryTold
+		fields = waitFor(told)
+		fields.concurrency = uint64(max(w.concurrency, 0))
+		fields.shouldRetry = told <= maxRetryAfter
+	} else {
+		fields = waitOf(s.slot(w, now))
+	}
+	if r.told(wire.HeaderRecommendedConcurrency) != "" {
+		fields.concurrency = 0
+	}
+	if r.told(wire.HeaderShouldRetry) != "" {
+		fields.shouldRetry = true
+	}
+	return fields, source
+}
+
+// slot is admission's advice, or without admission the plan's.
+func (s *Service) slot(w *waiting, now time.Time) admission.Refusal {
+	if s.o.Admission != nil {
+		w.ask.At = now
+		return s.o.Admission.Refuse(&w.ask, admission.ReasonBusy)
+	}
+	r := admission.Refusal{RetryAfter: time.Second, Concurrency: 1, ShouldRetry: true}
+	if p := s.o.Plan(); p != nil {
+		if route, known := p.Route(w.ask.Route); known {
+			advice := p.Advice(plan.Class{Route: route}, s.o.Live, w.ask.Seed)
+			r.RetryAfter, r.Concurrency = advice.RetryAfter, advice.RecommendedConcurrency
+		}
+	}
+	return r
+}
+
+func appendRetryFields(b []byte, fields *wait) []byte {
+	b, headers := open(b, 2)  // ProcessingResponse.response_headers
+	b, response := open(b, 1) // HeadersResponse.response
+	b, mutation := open(b, 2) // CommonResponse.header_mutation
+	b = fields.appendFields(b)
+	return shut(shut(shut(b, mutation), response), headers)
+}

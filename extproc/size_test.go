@@ -1,0 +1,179 @@
+package extproc
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
+)
+
+// errorBody is an error in either dialect.
+type errorBody struct {
+	Type      string `json:"type"`
+	RequestID string `json:"request_id"`
+	Error     struct {
+		Message     string  `json:"message"`
+		Type        string  `json:"type"`
+		Param       *string `json:"param"`
+		Code        string  `json:"code"`
+		Limit       int     `json:"max_tokens_limit"`
+		RetryAfter  int     `json:"retry_after_ms"`
+		Concurrency int     `json:"recommended_concurrency"`
+	} `json:"error"`
+}
+
+func readError(t *testing.T, imm *extprocv3.ImmediateResponse) (b errorBody) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(string(imm.GetBody())))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&b); err != nil {
+		t.Fatalf("%v in %s", err, imm.GetBody())
+	}
+	return b
+}
+
+func small(in *plan.Inputs, _ *Options) {
+	for i := range in.Routes {
+		in.Routes[i].MaxOutput, in.Routes[i].Oversize = 8192, fleet.OversizeRefuse
+	}
+}
+
+func TestMoreThanTheModelGivesIsA400(t *testing.T) {
+	for _, route := range []string{"chat", "messages"} {
+		w, g := gated(t, small)
+		m := chat(nil)
+		m.route, m.cluster = route, "a100"
+		m.peek["max_tokens"] = 100000
+		r := w.ask(t, m)
+		imm := r.GetImmediateResponse()
+		if imm.GetStatus().GetCode() != 400 || imm.GetDetails() != "fairlead_oversize" {
+			t.Fatalf("%s: %v", route, r)
+		}
+		headers := headerMap(t, imm.GetHeaders())
+		if headers[wire.HeaderShouldRetry] != "false" || headers["content-type"] != "application/json" {
+			t.Errorf("%s: headers %v", route, headers)
+		}
+		for _, name := range []string{wire.HeaderRetryAfterMs, wire.HeaderRetryAfter, wire.HeaderRecommendedConcurrency} {
+			if v, there := headers[name]; there {
+				t.Errorf("%s: %s: %s, though waiting doesn't help", route, name, v)
+			}
+		}
+		b := readError(t, imm)
+		if b.Error.Type != "invalid_request_error" || b.Error.Limit != 8192 ||
+			b.Error.Message != "This request asks for 100000 output tokens and the model gives at most 8192: set max_tokens to 8192 or less." {
+			t.Errorf("%s: %s", route, imm.GetBody())
+		}
+		if route == "chat" && (b.Error.Code != "max_tokens_too_large" || b.Error.Param == nil || *b.Error.Param != "max_tokens") {
+			t.Errorf("not OpenAI's shape: %s", imm.GetBody())
+		}
+		if route == "messages" && (b.Type != "error" || b.RequestID != headers[wire.HeaderRequestID] || b.Error.Code != "") {
+			t.Errorf("not Anthropic's shape: %s", imm.GetBody())
+		}
+		if len(g.asked) != 0 || len(w.picks) != 0 {
+			t.Errorf("%s: admission asked or place reserved for a request that can't be served", route)
+		}
+		if e := w.lastEvent(); e.Reason != plan.ReasonOversize || e.Action != plan.ActionRefuse || e.Admission != 0 {
+			t.Errorf("%s: event %+v", route, e)
+		}
+	}
+}
+
+func TestOnlyDeclaredBudgetsAreTooLarge(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		header  string
+		peek    map[string]any
+		trust   bool
+		refused bool
+	}{
+		{"fits exactly", "", map[string]any{"max_tokens": 8192}, false, false},
+		{"body", "", map[string]any{"max_tokens": 8193}, false, true},
+		{"header", "8193", map[string]any{"max_tokens": 5}, false, true},
+		{"trusted header fits", "5", map[string]any{"max_tokens": 9000}, true, false},
+		{"trusted header absent", "", map[string]any{"max_tokens": 9000}, true, true},
+		{"nothing declared, the default is larger", "", map[string]any{"model": "m"}, false, false},
+		{"nothing readable", "", map[string]any{"max_tokens": "junk"}, false, false},
+		{"broken body", "", map[string]any{"error": true}, false, false},
+		{"broken body, header", "9000", map[string]any{"error": true}, false, true},
+		{"body unread, header", "9000", nil, false, true},
+		{"body unread, header fits", "9", nil, false, false},
+		{"top of the scale", "", map[string]any{"max_tokens": 1e300}, false, true},
+	} {
+		w := newWorld(t, small, func(in *plan.Inputs, _ *Options) {
+			in.Routes[0].DefaultBudget, in.Routes[0].TrustDeclared = 10000, row.trust
+		})
+		m := chat(map[string]string{})
+		m.peek = row.peek
+		if row.header != "" {
+			m.headers["max_tokens"] = row.header
+		}
+		if got := w.ask(t, m).GetImmediateResponse() != nil; got != row.refused {
+			t.Errorf("%s: refused %v", row.name, got)
+		}
+	}
+}
+
+func TestNoRoomTellsWhatFits(t *testing.T) {
+	tight := func(free fleet.Tokens) func(*plan.Inputs, *Options) {
+		return func(in *plan.Inputs, _ *Options) {
+			for p := range in.Pools {
+				for e := range in.Pools[p].Endpoints {
+					in.Pools[p].Endpoints[e].KVFree = free
+				}
+			}
+			for i := range in.Routes {
+				in.Routes[i].NoRoom = fleet.OversizeRefuse
+			}
+		}
+	}
+	for _, row := range []struct {
+		free fleet.Tokens
+		fits int
+		want string
+	}{
+		{5000, 4000, "No model server has room now for a request of 6000 output tokens. There is room for a max_tokens of 4000 at most. Retry in 1234 ms."},
+		{500, 0, "No model server has room now for a request of 6000 output tokens. Retry in 1234 ms."},
+	} {
+		w, g := gated(t, tight(row.free))
+		m := chat(map[string]string{"content-length": "4000"})
+		m.peek["max_tokens"] = 6000
+		imm := w.ask(t, m).GetImmediateResponse()
+		if imm.GetStatus().GetCode() != 429 || imm.GetDetails() != "fairlead_no_room" {
+			t.Fatalf("%d tokens free: %v", row.free, imm)
+		}
+		checkRetryFields(t, headerMap(t, imm.GetHeaders()))
+		b := readError(t, imm)
+		if b.Error.Limit != row.fits || b.Error.Message != row.want || b.Error.Code != "rate_limit_exceeded" {
+			t.Errorf("%d tokens free: %s", row.free, imm.GetBody())
+		}
+		if !slices.Equal(g.refused, []admission.Reason{admission.ReasonNoRoom}) || w.lastEvent().Admission != admission.ReasonNoRoom {
+			t.Errorf("told %v, event %+v", g.refused, w.lastEvent())
+		}
+		m.peek["max_tokens"] = row.fits
+		if row.fits > 0 && w.ask(t, m).GetImmediateResponse() != nil {
+			t.Errorf("%d tokens are refused, though that was said to fit", row.fits)
+		}
+	}
+}
+
+func TestUserIsASessionOnlyWhereTheRouteReadsIt(t *testing.T) {
+	for _, row := range []struct {
+		affinity, cacheKey, user string
+		readUser                 bool
+		want                     string
+	}{
+		{"", "", "u", true, "u"}, {"", "", "u", false, ""}, {"", "c", "u", true, "c"}, {"a", "c", "u", true, "a"}, {"a", "", "", true, "a"},
+	} {
+		r := request{affinity: []byte(row.affinity), cacheKey: []byte(row.cacheKey), user: []byte(row.user)}
+		if got := r.session(row.readUser); got != plan.SessionOf([]byte(row.want)) {
+			t.Errorf("%+v: another session", row)
+		}
+	}
+}
