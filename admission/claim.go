@@ -1,0 +1,167 @@
+package admission
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// How long a claim is believed without a sign of life; see the leases of package
+// accesslog, which are the same.
+const (
+	unconfirmedLease = 2 * time.Second
+	lease            = 25 * time.Second
+	nodeGrace        = 12 * time.Second
+	deadGrace        = 500 * time.Millisecond
+)
+
+// claim is one admitted request.
+type claim struct {
+	id, node      string
+	client        *client
+	route         *routeState
+	pool          *pool
+	limit         string // whose concurrency counts it; "" none
+	ticket        Ticket
+	start, until  time.Duration
+	input, output fleet.Tokens
+	attempt       int
+	level         fleet.BurstLevel
+	class         fleet.RequestClass
+}
+
+const claimShards = 64
+
+// claims is the table of claims by decision id.
+type claims struct {
+	seed   maphash.Seed
+	max    int64
+	n      atomic.Int64
+	turn   int // of sweep
+	shards [claimShards]claimShard
+}
+
+type claimShard struct {
+	mu   sync.Mutex
+	byID map[string]int32 // index into list
+	list []claim          // id "" is a free place
+	free []int32
+	_    [64]byte // shards do not share a cache line
+}
+
+func (t *claims) init(most int) {
+	t.seed, t.max = maphash.MakeSeed(), int64(most)
+	for i := range t.shards {
+		t.shards[i].byID = map[string]int32{}
+	}
+}
+
+func (t *claims) shardOf(id string) *claimShard {
+	return &t.shards[maphash.String(t.seed, id)%claimShards]
+}
+
+// add enters a claim; false when the table is full. An older claim of the same
+// id, if there is one, is returned, and the caller must release it.
+func (t *claims) add(c *claim) (older claim, ok bool) {
+	s := t.shardOf(c.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at, there := s.byID[c.id]; there {
+		older, s.list[at] = s.list[at], *c
+		return older, true
+	}
+	if t.n.Add(1) > t.max {
+		t.n.Add(-1)
+		return claim{}, false
+	}
+	at := int32(len(s.list))
+	if n := len(s.free); n > 0 {
+		at, s.free = s.free[n-1], s.free[:n-1]
+		s.list[at] = *c
+	} else {
+		s.list = append(s.list, *c)
+	}
+	s.byID[c.id] = at
+	return claim{}, true
+}
+
+// take removes a claim and returns it, or false when there is none.
+func (t *claims) take(id string) (claim, bool) {
+	s := t.shardOf(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, there := s.byID[id]
+	if !there {
+		return claim{}, false
+	}
+	c := s.list[at]
+	t.drop(s, at)
+	return c, true
+}
+
+// drop frees a place of a locked shard.
+func (t *claims) drop(s *claimShard, at int32) {
+	delete(s.byID, s.list[at].id)
+	s.list[at] = claim{}
+	s.free = append(s.free, at)
+	t.n.Add(-1)
+}
+
+// renew lets a claim last until then, for a sign of life of an attempt. Signs of
+// earlier attempts than the one known, and of claims that have ended, are late.
+func (t *claims) renew(id, node string, attempt int, until time.Duration) {
+	s := t.shardOf(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, there := s.byID[id]
+	if !there {
+		return
+	}
+	if c := &s.list[at]; attempt >= c.attempt {
+		c.node, c.attempt, c.until = node, attempt, until
+	}
+}
+
+// shorten lets the claims of an Envoy end then at the latest.
+func (t *claims) shorten(node string, until time.Duration) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		for at := range s.list {
+			if c := &s.list[at]; c.id != "" && c.node == node {
+				c.until = min(c.until, until)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// sweepAll is how many claims are looked through at each step; of more, each
+// step looks through a sixteenth.
+const sweepAll = 4096
+
+// expired removes the claims whose leases are over and appends them to out. Of
+// many claims it finds some only at one of the next 15 steps.
+func (t *claims) expired(now time.Duration, out []claim) []claim {
+	first, n := 0, claimShards
+	if t.n.Load() > sweepAll {
+		n = claimShards / 16
+		first = t.turn % 16 * n
+		t.turn++
+	}
+	for i := first; i < first+n; i++ {
+		s := &t.shards[i]
+		s.mu.Lock()
+		for at := range s.list {
+			if c := &s.list[at]; c.id != "" && c.until <= now {
+				out = append(out, *c)
+				t.drop(s, int32(at))
+			}
+		}
+		s.mu.Unlock()
+	}
+	return out
+}

@@ -1,0 +1,188 @@
+package admission
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+const (
+	// maxClients bounds the clients that are told apart. Of those with nothing in
+	// flight the one longest not heard of makes room for a new one; when all have
+	// requests in flight, further clients share sharedPlaces places by hash, and
+	// each place counts as one client.
+	maxClients   = 4096
+	sharedPlaces = 64
+	clientShards = 64
+	// idleAfter is how long a client is remembered that has nothing in flight.
+	idleAfter = time.Minute
+)
+
+// Weights of the classes where there is not enough: a batch client still gets a
+// fifth of a pool beside one interactive client, so that its work goes on, and
+// waiting for people is worth four times as much as waiting for a job. The ratio
+// is a choice; limits.clients.weight corrects it per client.
+const (
+	interactiveWeight = 4
+	batchWeight       = 1
+)
+
+func classWeight(c fleet.RequestClass) float64 {
+	if c == fleet.ClassBatch {
+		return batchWeight
+	}
+	return interactiveWeight
+}
+
+// clients is the bounded table of clients.
+type clients struct {
+	seed   maphash.Seed
+	max    int64
+	n      atomic.Int64
+	shards [clientShards]clientShard
+	shared [sharedPlaces]struct {
+		mu sync.Mutex
+		client
+	}
+}
+
+type clientShard struct {
+	mu    sync.Mutex
+	byKey map[Client]*client
+	_     [64]byte // shards do not share a cache line
+}
+
+// client is what is known of one client. Its lock guards it.
+type client struct {
+	mu       *sync.Mutex
+	seen     time.Duration
+	live     int // requests in flight, of whatever limit and pool
+	uses     []use
+	accounts []account
+}
+
+// use is what a client has of one limit.
+type use struct {
+	limit string
+	live  int
+	// tail is the last slot that was given for the limit's concurrency, next that
+	// for its rates.
+	tail, next time.Duration
+}
+
+// account is what a client has of one pool in one class. A client that asks in
+// both classes has two accounts, each with the class's weight.
+type account struct {
+	pool   *pool
+	class  fleet.RequestClass
+	weight float64
+	live   int
+	mean   float64 // of live, over demandOver
+	slots  slots
+	level  fleet.BurstLevel // of the slot given last
+}
+
+func (t *clients) init(most int) {
+	t.seed, t.max = maphash.MakeSeed(), int64(most)
+	for i := range t.shards {
+		t.shards[i].byKey = map[Client]*client{}
+	}
+	for i := range t.shared {
+		t.shared[i].client.mu = &t.shared[i].mu
+	}
+}
+
+// lock returns the locked client of a key.
+func (t *clients) lock(key Client, now time.Duration) *client {
+	hash := maphash.Bytes(t.seed, key[:])
+	s := &t.shards[hash%clientShards]
+	s.mu.Lock()
+	c := s.byKey[key]
+	if c == nil {
+		c = t.add(s, key)
+	}
+	if c == nil {
+		s.mu.Unlock()
+		c = &t.shared[hash/clientShards%sharedPlaces].client
+		c.mu.Lock()
+	}
+	c.seen = now
+	return c
+}
+
+// add makes room for a client in a locked shard; nil when there is none.
+func (t *clients) add(s *clientShard, key Client) *client {
+	if t.n.Add(1) > t.max {
+		t.n.Add(-1)
+		if !s.evict() {
+			return nil
+		}
+	}
+	c := &client{mu: &s.mu}
+	s.byKey[key] = c
+	return c
+}
+
+// evict forgets the client that has nothing in flight and was longest not heard
+// of, and reports whether there was one. The shard is locked.
+func (s *clientShard) evict() bool {
+	var oldest *client
+	var key Client
+	for k, c := range s.byKey {
+		if c.live == 0 && (oldest == nil || c.seen < oldest.seen) {
+			oldest, key = c, k
+		}
+	}
+	if oldest != nil {
+		delete(s.byKey, key)
+	}
+	return oldest != nil
+}
+
+// each visits all clients, locked, and forgets those that nothing is known of
+// any more.
+func (t *clients) each(now time.Duration, visit func(*client)) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		for key, c := range s.byKey {
+			visit(c)
+			if c.live == 0 && now-c.seen > idleAfter {
+				delete(s.byKey, key)
+				t.n.Add(-1)
+			}
+		}
+		s.mu.Unlock()
+	}
+	for i := range t.shared {
+		c := &t.shared[i].client
+		c.mu.Lock()
+		visit(c)
+		c.mu.Unlock()
+	}
+}
+
+// use returns what the client has of a limit.
+func (c *client) use(limit string) *use {
+	for i := range c.uses {
+		if c.uses[i].limit == limit {
+			return &c.uses[i]
+		}
+	}
+	c.uses = append(c.uses, use{limit: limit})
+	return &c.uses[len(c.uses)-1]
+}
+
+// account returns what the client has of a pool.
+func (c *client) account(p *pool, class fleet.RequestClass) *account {
+	for i := range c.accounts {
+		if a := &c.accounts[i]; a.pool == p && a.class == class {
+			return a
+		}
+	}
+	c.accounts = append(c.accounts, account{pool: p, class: class})
+	return &c.accounts[len(c.accounts)-1]
+}

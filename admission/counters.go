@@ -1,0 +1,146 @@
+package admission
+
+import (
+	"math"
+	"sync/atomic"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// counters are the gate's own; see Counters.
+type counters struct {
+	reasons        [reasonCount]atomic.Uint64
+	tableFull      atomic.Uint64
+	expired        atomic.Uint64
+	tokensReserved atomic.Uint64
+	tokensSettled  atomic.Uint64
+}
+
+func (n *counters) refused(b *bid, why Reason) {
+	n.reasons[why].Add(1)
+	b.route.refused.Add(1)
+}
+
+func (n *counters) admitted(b *bid, t Ticket) {
+	n.reasons[ReasonAdmitted].Add(1)
+	b.route.admitted.Add(1)
+	if t.Cost > 0 {
+		n.tokensReserved.Add(uint64(t.Cost))
+	}
+}
+
+// routeState is what is counted of a route.
+type routeState struct {
+	name string
+	// nowhere stands for the pool of requests whose pool is unknown.
+	nowhere           *pool
+	admitted, refused atomic.Uint64
+
+	withUsage, within, above, below    atomic.Uint64
+	input, cached, output, outReserved atomic.Uint64
+	// perToken holds the bits of the mean bytes of an answer per output token,
+	// 0 before the first.
+	bytesPerToken atomic.Uint64
+}
+
+func newRouteState(name string, limit float64) *routeState {
+	return &routeState{name: name, nowhere: newPool("", limit)}
+}
+
+// usage counts what a request took that told it.
+func (r *routeState) usage(k *claim, o *fleet.Outcome) {
+	u := &o.Usage
+	r.withUsage.Add(1)
+	r.input.Add(uint64(max(0, u.Input)))
+	r.cached.Add(uint64(max(0, u.Cached)))
+	r.output.Add(uint64(max(0, u.Output)))
+	r.outReserved.Add(uint64(k.output))
+	switch took := fleet.LevelOf(u.Output); {
+	case took == k.level:
+		r.within.Add(1)
+	case took > k.level:
+		r.above.Add(1)
+	default:
+		r.below.Add(1)
+	}
+	if u.Output > 0 && o.ResponseBytes > 0 && o.Cause == fleet.CauseOK {
+		ratio := float64(o.ResponseBytes) / float64(u.Output)
+		if old := math.Float64frombits(r.bytesPerToken.Load()); old > 0 {
+			ratio = old + (ratio-old)*oneRequest
+		}
+		r.bytesPerToken.Store(math.Float64bits(ratio)) // a lost update is no loss
+	}
+}
+
+// generated estimates the output of a stream that broke off without telling it,
+// from its length; the reservation where no answer of the route ever told.
+func (r *routeState) generated(bytes int64, reserved fleet.Tokens) fleet.Tokens {
+	ratio := math.Float64frombits(r.bytesPerToken.Load())
+	if ratio == 0 {
+		return reserved
+	}
+	return min(reserved, fleet.Tokens(float64(max(0, bytes))/ratio))
+}
+
+// Counters are sums since the start, for metrics.
+type Counters struct {
+	// ByReason counts verdicts and refusals.
+	ByReason map[Reason]uint64
+	// Claims is how many admitted requests are followed now, Clients how many
+	// clients are told apart.
+	Claims, Clients int
+	// TableFull counts requests that found no room among the claims, Expired
+	// claims whose end nobody told.
+	TableFull, Expired uint64
+	// TokensReserved are those taken from limits at admission, TokensSettled those
+	// that reservations were corrected to.
+	TokensReserved, TokensSettled uint64
+	Routes                        []RouteCounters
+}
+
+// RouteCounters are the sums of one route. Ratios of them are
+//
+//	token efficiency   Output / OutputReserved
+//	cache hits         Cached / Input
+//	burst compliance   Within / WithUsage
+type RouteCounters struct {
+	Route             string
+	Admitted, Refused uint64
+	// WithUsage counts admitted requests whose answers told their usage; the sums
+	// below are of these.
+	WithUsage uint64
+	// Within counts those whose output was of the burst level they were classed
+	// in, Above and Below those of a larger and a smaller one.
+	Within, Above, Below  uint64
+	Input, Cached, Output uint64
+	OutputReserved        uint64
+}
+
+// Counters returns the sums now. Routes are in no order; those that the
+// configuration does not know are one, "other".
+func (g *Gate) Counters() Counters {
+	n := &g.count
+	out := Counters{
+		ByReason: map[Reason]uint64{}, Claims: int(g.claims.n.Load()), Clients: int(g.clients.n.Load()),
+		TableFull: n.tableFull.Load(), Expired: n.expired.Load(),
+		TokensReserved: n.tokensReserved.Load(), TokensSettled: n.tokensSettled.Load(),
+	}
+	for r := ReasonAdmitted; r < reasonCount; r++ {
+		out.ByReason[r] = n.reasons[r].Load()
+	}
+	s := g.settings.Load()
+	for _, r := range s.routes {
+		out.Routes = append(out.Routes, r.state.counters())
+	}
+	out.Routes = append(out.Routes, s.other.state.counters())
+	return out
+}
+
+func (r *routeState) counters() RouteCounters {
+	return RouteCounters{
+		Route: r.name, Admitted: r.admitted.Load(), Refused: r.refused.Load(),
+		WithUsage: r.withUsage.Load(), Within: r.within.Load(), Above: r.above.Load(), Below: r.below.Load(),
+		Input: r.input.Load(), Cached: r.cached.Load(), Output: r.output.Load(),
+		OutputReserved: r.outReserved.Load(),
+	}
+}

@@ -1,0 +1,382 @@
+package admission
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// Options are what a [Gate] is made of.
+type Options struct {
+	Config *fleet.Config
+	// Limiter counts rates; nil counts none.
+	Limiter Limiter
+	// Now is the clock; nil is time.Now. Monotonic readings are used where there
+	// are any.
+	Now func() time.Time
+	// Claims bounds the requests that are followed each by itself, Clients the
+	// clients that are told apart; 0 stands for 262,144 and 4,096.
+	Claims, Clients int
+}
+
+// maxClaims is as many as the ledger of package accesslog has attempts.
+const maxClaims = 1 << 18
+
+// Gate lets requests in. It counts each admitted request in flight, per client,
+// pool and level, from Admit to the access log's RequestEnded, to Cancel, or to
+// the end of its lease, whichever comes first, once.
+//
+// All methods may be called from several goroutines.
+type Gate struct {
+	limiter  Limiter
+	now      func() time.Time
+	epoch    time.Time
+	settings atomic.Pointer[settings]
+	blind    atomic.Bool
+	clients  clients
+	claims   claims
+	count    counters
+
+	mu    sync.Mutex // of steps and reconfigurations
+	last  time.Duration
+	steps uint64
+	ended []claim
+}
+
+// New returns a gate with nothing in flight.
+func New(o Options) *Gate {
+	g := &Gate{limiter: o.Limiter, now: o.Now}
+	if g.now == nil {
+		g.now = time.Now
+	}
+	g.epoch = g.now()
+	if o.Claims <= 0 {
+		o.Claims = maxClaims
+	}
+	if o.Clients <= 0 {
+		o.Clients = maxClients
+	}
+	g.claims.init(o.Claims)
+	g.clients.init(o.Clients)
+	g.Reconfigure(o.Config)
+	return g
+}
+
+// since is a moment as a time since the gate was made; the zero time is now.
+func (g *Gate) since(at time.Time) time.Duration {
+	if at.IsZero() {
+		at = g.now()
+	}
+	return at.Sub(g.epoch)
+}
+
+// Reconfigure goes over to another configuration. Requests in flight stay
+// counted.
+func (g *Gate) Reconfigure(cfg *fleet.Config) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.settings.Store(compile(cfg, g.settings.Load()))
+}
+
+// SetBlind says whether no access log arrives from anybody. Then nothing confirms
+// or ends requests, and those that are admitted count for as long as requests of
+// their level usually take, 2 s … 25 s, instead of 2 s.
+func (g *Gate) SetBlind(blind bool) { g.blind.Store(blind) }
+
+// bid is a request with what the configuration says of it.
+type bid struct {
+	ask      *Ask
+	route    *routeState
+	pool     *pool
+	limit    *fleet.Limit // nil: none
+	cap      int          // of the client's concurrency, 0 none
+	rates    Rates
+	class    fleet.RequestClass
+	weight   float64
+	fair     bool
+	now      time.Duration
+	cost     fleet.Tokens
+	reserved bool // rates count
+}
+
+// Admit lets a request in, or says why not and when to come back. An admitted
+// request is in flight until its end is told by Apply or Cancel. A second request
+// under one id takes the place of the first.
+func (g *Gate) Admit(a *Ask) Verdict {
+	b := g.bid(a)
+	c := g.clients.lock(a.Client, b.now)
+	early := c.arrive(&b)
+	why, hint := c.enter(&b)
+	if why != ReasonAdmitted {
+		v := Verdict{Reason: why, Standing: b.standing(Reservation{})}
+		v.Refusal = c.refuse(&b, why, early, v.Standing)
+		c.mu.Unlock()
+		g.count.refused(&b, why)
+		return v
+	}
+	c.mu.Unlock()
+	got := g.reserve(&b)
+	if got.Admitted && g.claim(&b, c, got.Ticket) {
+		g.count.admitted(&b, got.Ticket)
+		return Verdict{Admitted: true, Reason: ReasonAdmitted, Standing: b.standing(got), Concurrency: hint}
+	}
+	if got.Admitted {
+		g.settle(got.Ticket, 0)
+		got.Reason = ReasonBusy
+	}
+	v := Verdict{Reason: got.Reason, Standing: b.standing(got)}
+	c.mu.Lock()
+	c.leave(b.pool, b.class, b.use())
+	b.pool.leave(a.Level)
+	v.Refusal = c.refuse(&b, got.Reason, early, v.Standing)
+	c.mu.Unlock()
+	g.count.refused(&b, got.Reason)
+	return v
+}
+
+// Refuse says when a request may come back that the plan refused. It is called
+// instead of Admit.
+func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
+	b := g.bid(a)
+	c := g.clients.lock(a.Client, b.now)
+	early := c.arrive(&b)
+	r := c.refuse(&b, why, early, Standing{})
+	c.mu.Unlock()
+	g.count.refused(&b, why)
+	return r
+}
+
+// bid looks up what counts for a request.
+func (g *Gate) bid(a *Ask) bid {
+	s := g.settings.Load()
+	r := s.route(a.Route)
+	b := bid{ask: a, route: r.state, limit: r.limit, class: a.Class, fair: r.fair, now: g.since(a.At)}
+	if b.class == 0 {
+		b.class = r.class
+	}
+	if b.pool = s.pools[a.Pool]; b.pool == nil {
+		b.pool = r.state.nowhere
+	}
+	weight := 1.0
+	if b.limit != nil {
+		rule := r.rule(a.Client)
+		b.cap, b.rates = rule.cap, rule.rates
+		weight = rule.weight
+		if rule.class != 0 {
+			b.class = rule.class
+		}
+		b.reserved = b.rates != Rates{}
+	}
+	b.weight = weight * classWeight(b.class)
+	b.cost = max(0, a.Input) + max(0, a.Output)
+	return b
+}
+
+// use is the limit whose concurrency counts the request; "" is none.
+func (b *bid) use() string {
+	if b.cap > 0 {
+		return b.limit.Name
+	}
+	return ""
+}
+
+// standing is what is told of the limit.
+func (b *bid) standing(r Reservation) Standing {
+	if b.limit == nil {
+		return Standing{}
+	}
+	return Standing{Policy: b.limit.Name, Requests: r.Requests, Tokens: r.Tokens, Local: r.Local}
+}
+
+// reserve asks the limiter.
+func (g *Gate) reserve(b *bid) Reservation {
+	if !b.reserved || g.limiter == nil {
+		return Reservation{Admitted: true, Reason: ReasonAdmitted}
+	}
+	at := b.ask.At
+	if at.IsZero() {
+		at = g.now()
+	}
+	return g.limiter.Reserve(LimitKey{Limit: b.limit.Name, Client: b.ask.Client}, b.rates, b.cost, at)
+}
+
+// settle corrects a reservation to what was used.
+func (g *Gate) settle(t Ticket, used fleet.Tokens) {
+	if t == (Ticket{}) || g.limiter == nil {
+		return
+	}
+	g.count.tokensSettled.Add(uint64(max(0, used)))
+	g.limiter.Settle(t, used)
+}
+
+// claim enters the request among those in flight. Where the table is full, a
+// request of a client with a limit on concurrency is refused, since that is
+// exact; others are counted by pool and level until they have probably ended.
+func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
+	until := b.now + g.unconfirmed(&b.pool.levels[b.ask.Level])
+	if b.ask.ID != "" {
+		k := claim{
+			id: b.ask.ID, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
+			start: b.now, until: until, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
+			level: b.ask.Level, class: b.class,
+		}
+		older, ok := g.claims.add(&k)
+		if older.id != "" {
+			g.release(&older)
+		}
+		if ok {
+			return true
+		}
+	}
+	g.count.tableFull.Add(1)
+	if b.cap > 0 {
+		return false
+	}
+	c.mu.Lock()
+	c.leave(b.pool, b.class, "")
+	c.mu.Unlock()
+	// One second later than it ends at the earliest, and never a lap too late.
+	second := int64(min(until, b.now+lease)/time.Second) + 1
+	b.pool.levels[b.ask.Level].loose[second%looseSeconds].Add(1)
+	return true
+}
+
+// unconfirmed is the lease of a request that no log entry has told of.
+func (g *Gate) unconfirmed(l *level) time.Duration {
+	if !g.blind.Load() {
+		return unconfirmedLease
+	}
+	return min(max(time.Duration(l.expected.Load()), unconfirmedLease), lease)
+}
+
+// Cancel takes back an admission: the request is not going after all. Its claim
+// and its tokens go back; the request stays counted in its window.
+func (g *Gate) Cancel(id string) {
+	if k, ok := g.claims.take(id); ok {
+		k.client.mu.Lock()
+		k.client.leave(k.pool, k.class, k.limit)
+		k.client.mu.Unlock()
+		k.pool.leave(k.level)
+		g.settle(k.ticket, 0)
+	}
+}
+
+// release ends a claim.
+func (g *Gate) release(k *claim) {
+	k.client.mu.Lock()
+	k.client.leave(k.pool, k.class, k.limit)
+	k.client.mu.Unlock()
+	k.pool.end(k.level)
+}
+
+// Apply takes in an outcome from the access log. Outcomes of requests that are
+// not in flight here change nothing.
+func (g *Gate) Apply(o fleet.Outcome) {
+	if o.ID == "" {
+		return
+	}
+	at := g.since(o.At)
+	switch o.Kind {
+	case fleet.AttemptStarted, fleet.Heartbeat:
+		g.claims.renew(o.ID, o.Node, o.Attempt, at+lease)
+	case fleet.AttemptEnded:
+		// The next attempt or the request's end comes at once; should it be lost,
+		// nothing will.
+		g.claims.renew(o.ID, o.Node, o.Attempt, at+unconfirmedLease)
+	case fleet.RequestEnded:
+		if k, ok := g.claims.take(o.ID); ok {
+			g.release(&k)
+			g.account(&k, &o, at)
+		}
+	}
+}
+
+// account takes in what a request took.
+func (g *Gate) account(k *claim, o *fleet.Outcome, at time.Duration) {
+	l := &k.pool.levels[k.level]
+	l.sample(max(0, at-k.start))
+	switch used := &o.Usage; {
+	case used.Known:
+		g.settle(k.ticket, used.Input+used.Output)
+		l.tokens(used.Input, used.Output)
+		k.route.usage(k, o)
+	case failed(o):
+		g.settle(k.ticket, 0)
+	case o.Cause == fleet.CauseOK:
+		l.tokens(k.input, k.output) // the reservation stands
+	default:
+		g.settle(k.ticket, k.input+k.route.generated(o.ResponseBytes, k.output))
+	}
+}
+
+// failed reports whether a request was answered with an error, which takes no
+// tokens, or not answered at all though its caller stayed.
+func failed(o *fleet.Outcome) bool {
+	return o.Code >= 400 || o.Code == 0 && o.Cause != fleet.CauseClientGone
+}
+
+// NodeGone says that the last log stream of an Envoy has ended: its requests end
+// after 12 s unless it shows them again.
+func (g *Gate) NodeGone(node string) { g.claims.shorten(node, g.since(time.Time{})+nodeGrace) }
+
+// NodeDead says that an Envoy is gone altogether: its requests end after 0.5 s.
+func (g *Gate) NodeDead(node string) { g.claims.shorten(node, g.since(time.Time{})+deadGrace) }
+
+// arrive notes that a request of the client came, and reports whether it was
+// told to come later. The client is locked.
+func (c *client) arrive(b *bid) bool {
+	a := c.account(b.pool, b.class)
+	a.weight = b.weight
+	return a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
+}
+
+// enter counts a request in flight, or says why it may not be. The hint, if not
+// 0, is how many the client should have in flight, which it nearly has. The
+// client is locked.
+func (c *client) enter(b *bid) (why Reason, hint int) {
+	a := c.account(b.pool, b.class)
+	var u *use
+	if b.cap > 0 {
+		if u = c.use(b.limit.Name); u.live >= b.cap {
+			return ReasonConcurrency, 0
+		}
+	}
+	share := b.pool.shareOf(b.weight)
+	if b.fair && int64(a.live) >= atLeastOne(share) && b.pool.full() {
+		return ReasonShare, 0
+	}
+	if !b.pool.enter(b.ask.Level) {
+		return ReasonLevel, 0
+	}
+	c.live++
+	a.live++
+	if u != nil {
+		u.live++
+	}
+	return ReasonAdmitted, nearly(a, u, b, share)
+}
+
+// nearly is the hint to a client that has more than four fifths of its share, or
+// of its limit, in flight.
+func nearly(a *account, u *use, b *bid, share float64) int {
+	hint := 0
+	if u != nil && 5*u.live > 4*b.cap {
+		hint = b.cap
+	}
+	if most := atLeastOne(share); b.fair && most < math.MaxInt32 && 5*int64(a.live) > 4*most && (hint == 0 || int(most) < hint) {
+		hint = int(most)
+	}
+	return hint
+}
+
+// leave takes a request out of flight. The client is locked.
+func (c *client) leave(p *pool, class fleet.RequestClass, limit string) {
+	c.live--
+	c.account(p, class).live--
+	if limit != "" {
+		c.use(limit).live--
+	}
+}

@@ -1,0 +1,74 @@
+package admission
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// Times that refused clients are told.
+const (
+	// retryFloor is the shortest wait: below it a client comes back before
+	// anything can have changed (a tick of the plan).
+	retryFloor = 50 * time.Millisecond
+	// retryCap is the longest wait for a place; past it a fallback serves better.
+	retryCap = 30 * time.Second
+	// retryMax is the longest time that official SDKs wait as told, all of them
+	// (openai-node and anthropic-python ignore more than 60 s).
+	retryMax = time.Minute
+	// abandoned is how long after its slot a client is waited for.
+	abandoned = 5 * time.Second
+	// freeShare is the part of the requests that end whose places are left to
+	// those that return; the rest is taken by those that come for the first time.
+	freeShare = 0.3
+)
+
+// line is a virtual queue of clients that were sent away: each gets the next
+// slot, one spacing after the one before (GCRA, ITU-T I.371 Annex A). So they
+// come back at the rate at which places become free for them, not all at once.
+type line struct {
+	tail    atomic.Int64 // the slot given last
+	spacing atomic.Int64 // of slots, ns; more than 0
+	// returned and gone count, since the last step, slots that were used and
+	// slots whose clients did not come.
+	returned, gone atomic.Int64
+	// returning is ρ, the share of refused requests that come back; written and
+	// read by steps alone.
+	returning float64
+}
+
+// next takes the next slot, unless that would be later than patience allows:
+// then it takes none, and returns when the slot would have been.
+func (l *line) next(now, patience time.Duration) (slot time.Duration, ok bool) {
+	for {
+		tail := l.tail.Load()
+		slot := max(int64(now+retryFloor), tail) + l.spacing.Load()
+		if slot > int64(now+patience) {
+			return time.Duration(slot), false
+		}
+		if l.tail.CompareAndSwap(tail, slot) {
+			return time.Duration(slot), true
+		}
+	}
+}
+
+// queued is how many slots lie in the future.
+func (l *line) queued(now time.Duration) float64 {
+	return max(0, float64(l.tail.Load()-int64(now+retryFloor))/float64(l.spacing.Load()))
+}
+
+// pace sets the spacing from the rate at which places become free for those that
+// return, per second.
+func (l *line) pace(free float64) {
+	if l.returning == 0 {
+		l.returning = 1
+	}
+	returned, gone := float64(l.returned.Swap(0)), float64(l.gone.Swap(0))
+	if n := returned + gone; n > 0 {
+		// The weight of one slot is 1 %: a few hundred make up the memory.
+		l.returning += (returned/n - l.returning) * (1 - math.Pow(0.99, n))
+	}
+	rho := min(max(l.returning, 0.1), 1)
+	spacing := rho / max(free, 1e-3) * float64(time.Second)
+	l.spacing.Store(int64(min(max(spacing, float64(time.Microsecond)), float64(time.Hour))))
+}

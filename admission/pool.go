@@ -1,0 +1,216 @@
+package admission
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+const (
+	// fullShare of its limit is where a pool counts as full: the rest is for
+	// clients below their share, who then find room at once.
+	fullShare = 0.9
+	// A pool's limit moves no faster than this per second, so that clients who
+	// follow their share do not swing with it.
+	fastestDown = 0.30
+	fastestUp   = 0.10
+)
+
+// pool is what admission knows of a pool; also of a route, for its requests
+// whose pool is unknown: that one is never full.
+type pool struct {
+	name string
+	// live counts admitted requests, foreign those in flight that were not
+	// admitted here, as of the last step.
+	live, foreign atomic.Int64
+	// fullAt is from how many in flight on the pool is full.
+	fullAt atomic.Int64
+	// share holds the bits of λ: what a client of weight 1 may have in flight
+	// while the pool is full.
+	share atomic.Uint64
+	// limit in whole requests.
+	whole atomic.Int64
+	// others is how many accounts queue behind their own slots.
+	others atomic.Int64
+	ended  atomic.Int64 // since the last step
+	levels [fleet.BurstLevels]level
+
+	// Of steps alone.
+	step     uint64 // the one it took part in last
+	known    bool   // a view of it was seen
+	limit    float64
+	ends     float64 // per second
+	loosened int64   // the second up to which loose requests were ended
+	demands  []demand
+	active   int
+	queueing int64
+}
+
+func newPool(name string, limit float64) *pool {
+	p := &pool{name: name, limit: limit}
+	p.share.Store(math.Float64bits(math.Inf(1)))
+	p.fullAt.Store(math.MaxInt64)
+	p.whole.Store(atLeastOne(limit))
+	for i := range p.levels {
+		p.levels[i].init(fleet.BurstLevel(i), limit)
+	}
+	return p
+}
+
+func (p *pool) inFlight() int64 { return p.live.Load() + p.foreign.Load() }
+
+func (p *pool) full() bool { return p.inFlight() >= p.fullAt.Load() }
+
+func (p *pool) waterLevel() float64 { return math.Float64frombits(p.share.Load()) }
+
+// shareOf is what a client of a weight may have in flight while the pool is
+// full; +Inf while all have what they want.
+func (p *pool) shareOf(weight float64) float64 { return p.waterLevel() * weight }
+
+// enter counts a request of a level, unless the pool is full and the level has
+// its budget.
+func (p *pool) enter(of fleet.BurstLevel) bool {
+	l := &p.levels[of]
+	if n := l.live.Add(1); n > l.budget.Load() && p.full() {
+		l.live.Add(-1)
+		return false
+	}
+	p.live.Add(1)
+	return true
+}
+
+// leave takes back an enter without counting it as an end.
+func (p *pool) leave(of fleet.BurstLevel) {
+	p.levels[of].live.Add(-1)
+	p.live.Add(-1)
+}
+
+// end counts the end of a request.
+func (p *pool) end(of fleet.BurstLevel) {
+	p.levels[of].end()
+	p.live.Add(-1)
+	p.ended.Add(1)
+}
+
+// slew moves the limit towards what it should be.
+func (p *pool) slew(limit float64, dt time.Duration) {
+	if !p.known {
+		p.limit, p.known = limit, true
+		return
+	}
+	down := p.limit * math.Pow(1-fastestDown, dt.Seconds())
+	// Up from nothing, a tenth of it more is nothing: one request a second is
+	// always allowed.
+	up := max(p.limit*math.Pow(1+fastestUp, dt.Seconds()), p.limit+dt.Seconds())
+	p.limit = min(max(limit, down), up)
+}
+
+// begin starts a step: what clients want is gathered after it.
+func (p *pool) begin(step uint64) {
+	p.step, p.demands, p.active, p.queueing = step, p.demands[:0], 0, 0
+}
+
+// settle takes in what was gathered and a view, if there is one.
+func (p *pool) settle(now, dt time.Duration, view *PoolView) {
+	p.endLoose(now)
+	if dt > 0 {
+		keep := decay(dt, demandOver)
+		p.ends = p.ends*keep + float64(p.ended.Swap(0))/dt.Seconds()*(1-keep)
+	}
+	for i := range p.levels {
+		p.levels[i].step(fleet.BurstLevel(i), dt)
+	}
+	p.others.Store(p.queueing)
+	if view != nil {
+		p.slew(view.Limit, dt)
+		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))
+		p.whole.Store(atLeastOne(p.limit))
+		p.fullAt.Store(int64(math.Ceil(fullShare * p.limit)))
+		p.divide(now)
+	}
+	p.pace()
+}
+
+// divide finds the shares of clients and the budgets of levels.
+func (p *pool) divide(now time.Duration) {
+	capacity := max(0, p.limit-float64(p.foreign.Load()))
+	p.share.Store(math.Float64bits(waterLevel(p.demands, capacity)))
+	var wants [fleet.BurstLevels]demand
+	for i := range p.levels {
+		wants[i] = demand{p.levels[i].want(now), 1}
+	}
+	budget := waterLevel(wants[:], capacity)
+	for i := range p.levels {
+		b := int64(math.MaxInt64)
+		if !math.IsInf(budget, 1) {
+			b = atLeastOne(budget)
+		}
+		p.levels[i].budget.Store(b)
+	}
+}
+
+// want is how many of a level would be in flight if they could.
+func (l *level) want(now time.Duration) float64 {
+	return max(float64(l.live.Load()), l.demand) + l.line.queued(now)
+}
+
+// pace sets the pace of all lines.
+func (p *pool) pace() {
+	total := float64(p.live.Load())
+	for i := range p.levels {
+		l := &p.levels[i]
+		room := p.limit - total + float64(l.live.Load())
+		if b := l.budget.Load(); b < math.MaxInt64 {
+			room = min(p.limit, float64(b))
+		}
+		l.pace(room)
+	}
+}
+
+// endLoose ends the requests that found no room in the table of claims, once
+// their time is over.
+func (p *pool) endLoose(now time.Duration) {
+	second := int64(now / time.Second)
+	for s := max(p.loosened, second-looseSeconds) + 1; s <= second; s++ {
+		for i := range p.levels {
+			for range p.levels[i].loose[s%looseSeconds].Swap(0) {
+				p.end(fleet.BurstLevel(i))
+			}
+		}
+	}
+	p.loosened = max(p.loosened, second)
+}
+
+// state tells what became of a step.
+func (p *pool) state(now time.Duration) PoolState {
+	st := PoolState{Name: p.name, Limit: p.limit, Clients: p.active, Share: math.Inf(1), Ends: p.ends}
+	full := p.full()
+	if full {
+		st.Share = p.waterLevel()
+	}
+	for i := range p.levels {
+		st.Levels[i] = p.levels[i].state(now, full)
+	}
+	return st
+}
+
+func (l *level) state(now time.Duration, full bool) LevelState {
+	live, budget := l.live.Load(), l.budget.Load()
+	st := LevelState{
+		InFlight: int(live), Budget: math.Inf(1),
+		MeanInput: l.meanInput, MeanOutput: l.meanOutput,
+	}
+	if budget == math.MaxInt64 {
+		return st
+	}
+	st.Budget = float64(budget)
+	if full && live >= budget {
+		st.Backlogged = true
+		excess := l.want(now) - float64(budget) + 1
+		rate := max(l.ends, l.drain(float64(budget)))
+		st.Queue = time.Duration(max(0, min(excess/rate, time.Hour.Seconds())) * float64(time.Second))
+	}
+	return st
+}

@@ -1,0 +1,96 @@
+package admission
+
+import (
+	"math"
+	"time"
+)
+
+// refuse finds what a refused client is told. The client is locked.
+func (c *client) refuse(b *bid, why Reason, early bool, st Standing) Refusal {
+	a := c.account(b.pool, b.class)
+	r := Refusal{InFlight: a.live, Concurrency: c.advised(a, b)}
+	switch why {
+	case ReasonConcurrency:
+		u := c.use(b.limit.Name)
+		r.InFlight, r.Concurrency = u.live, b.cap
+		c.ownTurn(&r, u, b)
+	case ReasonRequests:
+		c.nextWindow(&r, b, st.Requests, 1)
+	case ReasonTokens:
+		c.nextWindow(&r, b, st.Tokens, int64(b.cost))
+	case ReasonTooMany:
+		r.RetryAfter = whole(max(st.Tokens.Reset, time.Second))
+	default:
+		c.lineUp(&r, a, b, early)
+	}
+	return r
+}
+
+// advised is how many requests the client should have in flight.
+func (c *client) advised(a *account, b *bid) int {
+	n := atLeastOne(b.pool.shareOf(b.weight))
+	if n >= math.MaxInt32 || !b.fair {
+		n = int64(max(1, a.live))
+	}
+	if b.cap > 0 {
+		n = min(n, int64(b.cap))
+	}
+	return int(n)
+}
+
+// lineUp gives a slot of the level's line, or of the account's own.
+func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
+	line := &b.pool.levels[b.ask.Level].line
+	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
+	slot, ok := a.slots.give(b.now, b.patience(retryCap), line, quota, b.pool.others.Load(), early)
+	a.level = b.ask.Level
+	wait := slot - b.now
+	r.ShouldRetry = ok
+	if !ok && wait > retryCap {
+		// For who comes back all the same: later than anybody with a slot.
+		r.RetryAfter = whole(retryCap + spread(b.ask.Seed, retryMax-retryCap))
+		return
+	}
+	r.RetryAfter = whole(wait + spread(b.ask.Seed, min(wait/4, time.Duration(line.spacing.Load()))))
+}
+
+// ownTurn gives a slot behind the client's own requests, by the rate at which
+// they end.
+func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
+	level := &b.pool.levels[b.ask.Level]
+	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
+	slot := max(b.now+retryFloor, u.tail) + spacing
+	if r.ShouldRetry = slot <= b.now+b.patience(retryCap); r.ShouldRetry {
+		u.tail = slot
+	}
+	r.RetryAfter = whole(min(slot-b.now, retryCap) + spread(b.ask.Seed, spacing/4))
+}
+
+// nextWindow gives a slot from the begin of the limit's next window on, at the
+// limit's own rate.
+func (c *client) nextWindow(r *Refusal, b *bid, q Quota, cost int64) {
+	u := c.use(b.limit.Name)
+	spacing := time.Duration(float64(q.Window) * min(1, float64(cost)/float64(max(1, q.Limit))))
+	begin := b.now + max(q.Reset, time.Millisecond)
+	slot := max(begin, u.next+spacing)
+	wait := slot - b.now
+	if r.ShouldRetry = wait <= b.patience(retryMax); r.ShouldRetry {
+		u.next = slot
+	}
+	// All windows begin at once: a tenth of one is there to spread in.
+	r.RetryAfter = whole(wait + spread(b.ask.Seed, min(spacing, q.Window/10, retryMax-wait)))
+}
+
+// patience is how long the caller waits at most.
+func (b *bid) patience(most time.Duration) time.Duration {
+	if b.ask.Timeout > 0 {
+		return min(b.ask.Timeout, most)
+	}
+	return most
+}
+
+// whole is a wait in whole milliseconds, rounded up, 1 ms … 60 s.
+func whole(wait time.Duration) time.Duration {
+	up := (wait + time.Millisecond - 1).Truncate(time.Millisecond)
+	return min(max(up, time.Millisecond), retryMax)
+}

@@ -1,0 +1,89 @@
+package admission
+
+import "time"
+
+// Step brings shares, budgets, the pace of retries and leases up to now, and
+// tells what became of the pools of the views, in their order. It is called every
+// 50 ms or so.
+func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	at := g.since(now)
+	dt := min(max(0, at-g.last), time.Second)
+	g.last = max(g.last, at)
+	g.expire(at)
+	s := g.settings.Load()
+	g.steps++
+	s.eachPool(func(p *pool) { p.begin(g.steps) })
+	g.clients.each(at, func(c *client) { c.step(at, dt, g.steps) })
+	byName := make(map[string]*PoolView, len(views))
+	for i := range views {
+		byName[views[i].Name] = &views[i]
+	}
+	s.eachPool(func(p *pool) { p.settle(at, dt, byName[p.name]) })
+	out := make([]PoolState, 0, len(views))
+	for i := range views {
+		if p := s.pools[views[i].Name]; p != nil {
+			out = append(out, p.state(at))
+		}
+	}
+	return out
+}
+
+// expire ends the claims that nobody vouches for any more.
+func (g *Gate) expire(now time.Duration) {
+	g.ended = g.claims.expired(now, g.ended[:0])
+	for i := range g.ended {
+		g.release(&g.ended[i])
+	}
+	g.count.expired.Add(uint64(len(g.ended)))
+	clear(g.ended) // holds nothing that has ended
+}
+
+// eachPool visits the pools and what stands for pools that are unknown.
+func (s *settings) eachPool(visit func(*pool)) {
+	for _, p := range s.pools {
+		visit(p)
+	}
+	for _, r := range s.routes {
+		visit(r.state.nowhere)
+	}
+	visit(s.other.state.nowhere)
+}
+
+// step brings a client's demands up to now and adds them to the pools'. The
+// client is locked.
+func (c *client) step(now, dt time.Duration, step uint64) {
+	kept := c.accounts[:0]
+	for i := range c.accounts {
+		a := &c.accounts[i]
+		keep := decay(dt, demandOver)
+		a.mean = a.mean*keep + float64(a.live)*(1-keep)
+		a.slots.expire(now, &a.pool.levels[a.level].line)
+		a.demand(step)
+		if a.live > 0 || a.slots.n > 0 || a.slots.earliness(now) > 0.1 || a.mean > 0.01 {
+			kept = append(kept, *a)
+		}
+	}
+	clear(c.accounts[len(kept):])
+	c.accounts = kept
+}
+
+// demand tells the pool what the account wants: what it has in flight and what
+// waits to come back.
+func (a *account) demand(step uint64) {
+	p := a.pool
+	if p.step != step {
+		return // not of the configuration any more
+	}
+	want := max(float64(a.live), a.mean) + float64(a.slots.n)
+	if a.live > 0 || a.slots.n > 0 {
+		p.active++
+	}
+	if a.slots.n > a.slots.shared {
+		p.queueing++
+	}
+	if want > 0.01 && a.weight > 0 {
+		p.demands = append(p.demands, demand{want, a.weight})
+	}
+}
