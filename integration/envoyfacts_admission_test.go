@@ -8,9 +8,12 @@ import (
 	"maps"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	accesslogdatav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"github.com/fairlead-proxy/fairlead/envoy"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -202,4 +205,315 @@ func cutAfter(events ...string) http.Handler {
 	})
 }
 
-var _ = envoy.Build
+// startDecided starts a shape with an ext_proc server behind it.
+func startDecided(t *testing.T, s shape, answer func(*extprocv3.ProcessingRequest) *extprocv3.ProcessingResponse) (*factEnvoy, *processor, *logReceiver) {
+	t.Helper()
+	p, logs := newProcessor(t, answer), newLogReceiver(t)
+	e := startShape(t, s, envoy.Runtime{ExtProc: fleet.Address{Path: p.socket}, AccessLog: fleet.Address{Path: logs.socket}})
+	e.WaitStat("cluster."+wire.ClusterExtProc+".membership_healthy", func(n int64) bool { return n == 1 })
+	return e, p, logs
+}
+
+// A client's standing comes from metadata, also on answers that ext_proc makes
+// up, and goes before what the server says of its own limits; without metadata
+// there is nothing.
+func TestFactLimitHeadersComeFromMetadata(t *testing.T) {
+	up := envoytest.NewUpstream(t, envoytest.Status(200, "{}", "x-ratelimit-limit", "9", "x-ratelimit-reset-requests", "6m0s"))
+	e, p, _ := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [limited, hinted, bare] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: limited, match: { prefix: /limited/ }, dialect: openai, fairShare: false, pool: a }
+- { name: hinted, match: { prefix: /hinted/ }, dialect: openai, pool: a }
+- { name: bare, match: { prefix: /bare/ }, dialect: openai, fairShare: false, pool: a }
+limits:
+- { name: keys, key: authorization, routes: [limited], requests: 600/min }
+`}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	standing := map[string]string{
+		"x-ratelimit-limit": "600", "x-ratelimit-remaining": "599", "x-ratelimit-reset": "31",
+		"x-ratelimit-limit-tokens": "400000", "x-ratelimit-remaining-tokens": "399000", "x-ratelimit-reset-tokens": "32",
+		"ratelimit": `"requests";r=599;t=31, "tokens";r=399000;t=32`, "ratelimit-policy": `"requests";q=600;w=60, "tokens";q=400000;w=60`,
+		"x-recommended-concurrency": "8",
+	}
+	m := map[string]any{}
+	for name, value := range standing {
+		m[name] = value
+	}
+	logged := map[string]any{"strategy": "dynamic"}
+	for _, c := range []struct {
+		name   string
+		path   string
+		answer func() *extprocv3.ProcessingResponse
+		status int
+		want   map[string]string
+	}{
+		{"an answer", "/limited/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.limit": m}) }, 200, standing},
+		{"a refusal", "/limited/messages", func() *extprocv3.ProcessingResponse {
+			r := refused(logged, `{}`, "retry-after-ms", "333", "x-should-retry", "false")
+			r.DynamicMetadata = structOf(metadata{"fairlead.log": logged, "fairlead.limit": m})
+			return r
+		}, 429, standing},
+		{"no standing", "/limited/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.log": logged}) }, 200,
+			map[string]string{"x-ratelimit-limit": "9"}},
+		{"a route without limit", "/hinted/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.limit": m}) }, 200,
+			map[string]string{"x-ratelimit-limit": "9", "x-recommended-concurrency": "8"}},
+		{"a route that tells nothing", "/bare/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.limit": m}) }, 200,
+			map[string]string{"x-ratelimit-limit": "9"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p.answerWith(always(c.answer))
+			a := e.postJSON(c.path, `{}`)
+			if a.status != c.status {
+				t.Errorf("status %d: %s", a.status, a.body)
+			}
+			for name := range standing {
+				if want, ok := c.want[name]; ok {
+					expectHeader(t, a, name, want)
+				} else if got := a.header.Values(name); len(got) > 0 {
+					t.Errorf("%s: got %q, want none", name, got)
+				}
+			}
+			if c.status == 429 {
+				expectHeader(t, a, "Retry-After-Ms", "333")
+				if got := a.header.Values("Retry-After"); len(got) > 0 {
+					t.Errorf("retry-after: got %q; what ext_proc says is whole", got)
+				}
+			} else {
+				expectHeader(t, a, "X-Ratelimit-Reset-Requests", "6m0s")
+			}
+		})
+	}
+}
+
+// With a response phase ext_proc sees what the server itself has sent, and
+// what it adds counts before what Envoy would add. Elsewhere, and with ext_proc
+// dead, the fixed fields are there.
+func TestFactResponsePhaseSeesAnswersAsServersSentThem(t *testing.T) {
+	up := envoytest.NewUpstream(t, nil)
+	var answered atomic.Value
+	answered.Store("")
+	e, p, logs := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [computed, fixed] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: computed, match: { prefix: /computed/ }, dialect: openai, pool: a, retryFields: computed }
+- { name: fixed, match: { prefix: /fixed/ }, dialect: openai, pool: a }
+limits:
+- { name: keys, key: authorization, requests: 600/min }
+`}, func(r *extprocv3.ProcessingRequest) *extprocv3.ProcessingResponse {
+		if r.GetResponseHeaders() == nil {
+			return reply(metadata{"fairlead.limit": map[string]any{"x-ratelimit-reset": "31"}})
+		}
+		out := &extprocv3.HeadersResponse{}
+		if ms := answered.Load().(string); ms != "" {
+			out.Response = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
+				{Header: &corev3.HeaderValue{Key: "retry-after-ms", RawValue: []byte(ms)}},
+			}}}
+		}
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: out}}
+	})
+	responses := func() (out []*extprocv3.ProcessingRequest) {
+		for _, r := range p.requests() {
+			if r.GetResponseHeaders() != nil {
+				out = append(out, r)
+			}
+		}
+		return out
+	}
+
+	for _, status := range []int{429, 503, 529} {
+		up.Handle(envoytest.Status(status, "{}", "x-ratelimit-reset", "77", "anthropic-ratelimit-tokens-reset", "2026-01-02T03:04:05Z"))
+		path := fmt.Sprintf("/computed/messages?%d", status)
+		answered.Store("4321")
+		a := e.postJSON(path, `{}`)
+		if a.status != status {
+			t.Fatalf("status %d, want %d: %s", a.status, status, a.body)
+		}
+		expectHeader(t, a, "Retry-After-Ms", "4321")
+		expectHeader(t, a, "X-Ratelimit-Reset", "31")
+		if got := a.header.Values("Retry-After"); len(got) > 0 {
+			t.Errorf("%d: retry-after %q beside what was computed", status, got)
+		}
+		seen := responses()
+		if len(seen) == 0 {
+			t.Fatal("ext_proc saw no response headers")
+		}
+		sent := map[string]string{}
+		for _, h := range seen[len(seen)-1].GetResponseHeaders().GetHeaders().GetHeaders() {
+			sent[h.GetKey()] = string(h.GetRawValue())
+		}
+		for name, want := range map[string]string{":status": fmt.Sprint(status), "x-ratelimit-reset": "77", "anthropic-ratelimit-tokens-reset": "2026-01-02T03:04:05Z", "retry-after-ms": "", "retry-after": ""} {
+			if sent[name] != want {
+				t.Errorf("%d: ext_proc saw %s %q, want %q", status, name, sent[name], want)
+			}
+		}
+		answered.Store("")
+		a = e.postJSON(path, `{}`)
+		expectHeader(t, a, "Retry-After-Ms", "1000")
+		expectHeader(t, a, "Retry-After", "1")
+
+		before := len(responses())
+		a = e.postJSON("/fixed/messages", `{}`)
+		expectHeader(t, a, "Retry-After-Ms", "1000")
+		expectHeader(t, a, "Retry-After", "1")
+		if n := len(responses()) - before; n != 0 {
+			t.Errorf("%d: a route that doesn't ask sent %d response headers to ext_proc", status, n)
+		}
+
+		// The log of each attempt has what the server sent, not what was added.
+		for _, header := range []string{"x-ratelimit-reset=77", "anthropic-ratelimit-tokens-reset=2026-01-02T03:04:05Z"} {
+			name, want, _ := strings.Cut(header, "=")
+			if got := logs.upstreamEnd(path).GetResponse().GetResponseHeaders()[name]; got != want {
+				t.Errorf("%d: %s in the log: %q, want %q", status, name, got, want)
+			}
+		}
+		if got := logs.upstreamEnd(path).GetResponse().GetResponseHeaders(); got["retry-after-ms"] != "" || len(got) != 2 {
+			t.Errorf("%d: headers in the log: %v", status, got)
+		}
+	}
+
+	// A server's own fields stay, and an answer of another kind gets none.
+	up.Handle(envoytest.Status(503, "{}", "retry-after", "30"))
+	a := e.postJSON("/fixed/messages", `{}`)
+	expectHeader(t, a, "Retry-After", "30")
+	if got := a.header.Values("Retry-After-Ms"); len(got) > 0 {
+		t.Errorf("retry-after-ms beside retry-after: 30: %q", got)
+	}
+	up.Handle(envoytest.Status(500, "{}"))
+	if a := e.postJSON("/fixed/messages", `{}`); len(a.header.Values("Retry-After"))+len(a.header.Values("Retry-After-Ms")) > 0 {
+		t.Errorf("a 500 has retry fields: %v", a.header)
+	}
+	p.kill()
+	up.Handle(envoytest.Status(429, "{}"))
+	a = e.postJSON("/computed/messages", `{}`)
+	expectHeader(t, a, "Retry-After-Ms", "1000")
+	expectHeader(t, a, "Retry-After", "1")
+}
+
+// upstreamEnd waits for the end of an attempt of the request with a path.
+func (r *logReceiver) upstreamEnd(path string) *accesslogdatav3.HTTPAccessLogEntry {
+	r.t.Helper()
+	var found *accesslogdatav3.HTTPAccessLogEntry
+	envoytest.Eventually(r.t, "an attempt of "+path, func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, e := range r.entries {
+			if e.kind() == accesslogdatav3.AccessLogType_UpstreamEnd && e.entry.GetRequest().GetPath() == path {
+				found = e.entry
+			}
+		}
+		return found != nil
+	})
+	return found
+}
+
+// Limits that nobody counts hold nobody back, or let nobody in: the route
+// chooses. Nobody gets through by naming an endpoint himself.
+func TestFactClosedRoutesRefuseWhileExtProcIsAway(t *testing.T) {
+	up := envoytest.NewUpstream(t, nil)
+	e, p, _ := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [messages, chat, open] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, pool: a, onFailure: closed }
+- { name: chat, match: { prefix: /v1/, model: m }, dialect: openai, pool: a, onFailure: closed, retryFields: computed }
+- { name: open, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	check := func(t *testing.T) {
+		for path, dialect := range map[string]fleet.Dialect{"/v1/messages": fleet.DialectAnthropic, "/v1/chat/completions": fleet.DialectOpenAI} {
+			up.Forget()
+			a := e.postJSON(path, `{"model":"m"}`, "x-fairlead-decision", "mine", "x-gateway-destination-endpoint", up.Addr().String(), "x-envoy-max-retries", "3")
+			expectError(t, a, 503, dialect, "Limits can't be checked")
+			expectSoon(t, a)
+			if n := up.Count(); n != 0 {
+				t.Errorf("%s: %d requests got through", path, n)
+			}
+		}
+		a := e.postJSON("/v1/chat/completions", `{"model":"other"}`, "x-fairlead-decision", "mine")
+		if a.status != 200 || up.Last().Header.Get("x-fairlead-decision") != "" {
+			t.Errorf("open: %d, decision %q", a.status, up.Last().Header.Get("x-fairlead-decision"))
+		}
+		if a := e.postJSON("/v1/embeddings", `{"model":"m"}`); a.status != 200 {
+			t.Errorf("a path that doesn't generate: %d %s", a.status, a.body)
+		}
+	}
+	t.Run("alive", func(t *testing.T) {
+		for _, path := range []string{"/v1/messages", "/v1/chat/completions"} {
+			if a := e.postJSON(path, `{"model":"m"}`); a.status != 200 {
+				t.Errorf("%s: %d %s", path, a.status, a.body)
+			}
+		}
+		up.Handle(envoytest.Status(504, "{}"))
+		defer up.Handle(nil)
+		if a := e.postJSON("/v1/messages", `{}`); a.status != 504 || a.body != "{}" {
+			t.Errorf("a server's own 504 became %d %s", a.status, a.body)
+		}
+	})
+	t.Run("hung", func(t *testing.T) {
+		p.freeze.stop()
+		defer p.freeze.thaw()
+		check(t)
+	})
+	t.Run("dead", func(t *testing.T) {
+		p.kill()
+		check(t)
+	})
+}
+
+// The body's user is read only where the route that the model has chosen asks
+// for it; how many answers are asked for is always read.
+func TestFactUserIsReadOnRoutesThatAskForIt(t *testing.T) {
+	up := envoytest.NewUpstream(t, nil)
+	e, p, logs := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [asks, silent, rest, quiet] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: asks, match: { prefix: /v1/, model: asks }, dialect: openai, pool: a, readUser: true }
+- { name: silent, match: { prefix: /v1/, model: silent }, dialect: openai, pool: a }
+- { name: rest, match: { prefix: /rest/ }, dialect: openai, pool: a, readUser: true }
+- { name: quiet, match: { prefix: /quiet/ }, dialect: openai, pool: a, skipBody: true }
+`}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	for i, c := range []struct {
+		path, model string
+		chunked     bool
+		read, user  bool
+	}{
+		{"/v1/chat/completions", "asks", false, true, true},
+		{"/v1/chat/completions", "silent", false, true, false},
+		{"/v1/embeddings", "asks", false, true, false},
+		{"/rest/chat/completions", "x", false, true, true},
+		{"/rest/chat/completions", "x", true, false, false},
+		{"/rest/models", "x", false, false, false},
+		{"/quiet/chat/completions", "x", false, false, false},
+	} {
+		body := `{"n":3,"user":"u-1","model":"` + c.model + `","max_tokens":5}`
+		path := fmt.Sprintf("%s?%d", c.path, i)
+		var r io.Reader = strings.NewReader(body)
+		if c.chunked {
+			r = io.MultiReader(r)
+		}
+		if a := e.send("POST", path, r, "content-type", "application/json"); a.status != 200 {
+			t.Fatalf("%s: %d %s", path, a.status, a.body)
+		}
+		if got := up.Last(); got.BodyLen != int64(len(body)) {
+			t.Errorf("%s: the server got %d of %d bytes", path, got.BodyLen, len(body))
+		}
+		n, _ := peeked(p.last(), "n")
+		user, _ := peeked(p.last(), "user")
+		if (n == 3.0) != c.read || (user == "u-1") != c.user {
+			t.Errorf("%s %s: n %v, user %v", path, c.model, n, user)
+		}
+		_, there := logs.downstreamEnd(path).GetMetadata().GetFilterMetadata()[wire.NamespacePeek].GetFields()["user"]
+		if there != c.user {
+			t.Errorf("%s %s: user in the log: %v", path, c.model, there)
+		}
+	}
+}
