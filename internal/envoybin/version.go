@@ -2,14 +2,12 @@ package envoybin
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/pypi"
 )
 
 // Oldest version accepted: Fairlead's configurations use filters and fields
@@ -18,10 +16,6 @@ const (
 	minMajor = 1
 	minMinor = 40
 )
-
-// versionTimeout bounds `envoy --version`. It takes some 50 ms on an idle
-// machine; a first run of a 100 MB binary from a cold disk takes seconds.
-const versionTimeout = 30 * time.Second
 
 // version is what an Envoy says about itself.
 type version struct {
@@ -55,7 +49,7 @@ func parseVersion(output string) (version, error) {
 	m := versionLine.FindStringSubmatch(output)
 	if m == nil {
 		return version{}, fmt.Errorf("found %q where a line such as %q was expected",
-			clip(strings.TrimSpace(output), 200), "envoy version: <commit>/1.40.0/Clean/RELEASE/BoringSSL")
+			pypi.Clip(strings.TrimSpace(output), 200), "envoy version: <commit>/1.40.0/Clean/RELEASE/BoringSSL")
 	}
 	var v version
 	v.major, _ = strconv.Atoi(m[1]) // at most six digits: cannot fail
@@ -68,7 +62,7 @@ func parseVersion(output string) (version, error) {
 // check runs the binary with --version and returns its version, or why it
 // cannot be used.
 func check(ctx context.Context, path string) (version, error) {
-	out, err := runVersion(ctx, path)
+	out, err := pypi.RunVersion(ctx, path)
 	if err != nil {
 		return version{}, err
 	}
@@ -80,57 +74,4 @@ func check(ctx context.Context, path string) (version, error) {
 		return version{}, fmt.Errorf("%s is Envoy %s; accepted: %d.%d or newer", path, v, minMajor, minMinor)
 	}
 	return v, nil
-}
-
-func runVersion(ctx context.Context, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
-	defer cancel()
-	for try := 0; ; try++ {
-		cmd := exec.CommandContext(ctx, path, "--version")
-		cmd.WaitDelay = time.Second
-		out, err := cmd.CombinedOutput()
-		// A process forked elsewhere in this program may, for a moment, hold
-		// the just-written file open for writing.
-		if errors.Is(err, syscall.ETXTBSY) && try < 50 {
-			if waitErr := wait(ctx, 20*time.Millisecond); waitErr != nil {
-				return "", waitErr
-			}
-			continue
-		}
-		if err != nil {
-			return "", fmt.Errorf("run %s --version: %w%s", path, err, quoteTail(string(out)))
-		}
-		return string(out), nil
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// quoteTail returns ": " and the last part of a program's output, or "".
-func quoteTail(out string) string {
-	out = strings.TrimSpace(out)
-	if out == "" {
-		return ""
-	}
-	lines := strings.Split(out, "\n")
-	if len(lines) > 3 {
-		lines = lines[len(lines)-3:]
-	}
-	return ": " + clip(strings.Join(lines, " | "), 400)
-}
-
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
 }

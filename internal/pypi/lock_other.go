@@ -1,11 +1,11 @@
 //go:build !linux && !darwin
 
-package envoybin
+package pypi
 
 import (
 	"errors"
 	"os"
 )
 
-// tryLock is never reached: there is no wheel to fetch for these platforms.
+// tryLock is never reached: no wheel is pinned for these platforms.
 func tryLock(*os.File) (bool, error) { return false, errors.ErrUnsupported }

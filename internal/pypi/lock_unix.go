@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package envoybin
+package pypi
 
 import (
 	"errors"
