@@ -17,7 +17,9 @@ type gauges struct {
 	risk, share, inFlight, age, state, condition, plan metric.Float64ObservableGauge
 	allocationMB, allocation, ready                    metric.Float64ObservableGauge
 	poolRisk, poolAllocation, ejected, kv, waiting     metric.Float64ObservableGauge
-	poolInfo, scaling                                  metric.Float64ObservableGauge
+	poolInfo, scaling, limit, closed                   metric.Float64ObservableGauge
+	poolLimit, clients, clientShare                    metric.Float64ObservableGauge
+	levelInFlight, levelBudget, levelQueue, backlogged metric.Float64ObservableGauge
 	all                                                []metric.Observable
 }
 
@@ -43,6 +45,15 @@ func newGauges(meter metric.Meter) (*gauges, error) {
 		{&g.ejected, "fairlead.pool.ejected", "", "Share of the pool's endpoints that are ejected, 0 to 1."},
 		{&g.poolInfo, "fairlead.pool.info", "", "1, with the pool's model and hardware as the config names them."},
 		{&g.scaling, "fairlead.endpoint.scaling", "", "Mean and deviation over the last 5 s of kv_usage, waiting and allocation; for scaling."},
+		{&g.limit, "fairlead.endpoint.limit", "{request}", "Requests that the endpoint may have in flight."},
+		{&g.closed, "fairlead.endpoint.closed", "", "1 while the endpoint told callers to stay away."},
+		{&g.poolLimit, "fairlead.pool.limit", "{request}", "Requests that the pool can well have in flight: the endpoints' limits less their risk, changing slowly."},
+		{&g.clients, "fairlead.pool.clients", "{client}", "Callers with requests in flight in the pool, or refused there of late."},
+		{&g.clientShare, "fairlead.pool.client_share", "{request}", "What a caller of weight 1 may have in flight; absent while there is enough for all."},
+		{&g.levelInFlight, "fairlead.level.in_flight", "{request}", "Requests in flight by pool and burst level."},
+		{&g.levelBudget, "fairlead.level.budget", "{request}", "What a burst level may have in flight; absent while the pool is not full."},
+		{&g.levelQueue, "fairlead.level.queue", "s", "How long a request of the level that comes now would wait for a place of its budget."},
+		{&g.backlogged, "fairlead.level.backlogged", "", "1 while the level is at its budget in a full pool."},
 		{&g.plan, "fairlead.plan.age", "s", "Time since the plan in force was compiled."},
 	} {
 		gauge, err := meter.Float64ObservableGauge(d.name, metric.WithUnit(d.unit), metric.WithDescription(d.description))
@@ -97,6 +108,23 @@ func (g *gauges) observePool(o metric.Observer, p *admin.Pool) {
 	if len(p.Endpoints) > 0 {
 		o.ObserveFloat64(g.ejected, float64(ejected)/float64(len(p.Endpoints)), metric.WithAttributes(attribute.String("pool", p.Name)))
 	}
+	pool := attribute.String("pool", p.Name)
+	if len(p.Levels) > 0 {
+		o.ObserveFloat64(g.poolLimit, p.Limit, metric.WithAttributes(pool))
+		o.ObserveFloat64(g.clients, float64(p.Clients), metric.WithAttributes(pool))
+		if p.Share >= 0 {
+			o.ObserveFloat64(g.clientShare, p.Share, metric.WithAttributes(pool))
+		}
+	}
+	for _, l := range p.Levels {
+		at := metric.WithAttributes(pool, attribute.Int("level", l.Level))
+		o.ObserveFloat64(g.levelInFlight, float64(l.InFlight), at)
+		if l.Budget >= 0 {
+			o.ObserveFloat64(g.levelBudget, l.Budget, at)
+		}
+		o.ObserveFloat64(g.levelQueue, l.QueueMillis/1000, at)
+		o.ObserveFloat64(g.backlogged, oneIf(l.Backlogged), at)
+	}
 	for _, s := range []struct {
 		gauge   metric.Float64ObservableGauge
 		summary admin.Summary
@@ -127,6 +155,8 @@ func (g *gauges) observeEndpoint(o metric.Observer, p *admin.Pool, e *admin.Endp
 	}
 	o.ObserveFloat64(g.share, e.Share, at)
 	o.ObserveFloat64(g.inFlight, float64(e.InFlight), at)
+	o.ObserveFloat64(g.limit, float64(e.Limit), at)
+	o.ObserveFloat64(g.closed, oneIf(e.Closed), at)
 	if e.Allocation >= 0 {
 		o.ObserveFloat64(g.allocation, e.Allocation, at)
 	}

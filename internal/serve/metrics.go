@@ -17,6 +17,8 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
@@ -83,6 +85,13 @@ func (l *labels[K]) each(f func(K, int64)) {
 // xdsKey labels what happened on the xDS streams.
 type xdsKey struct{ kind, typ string }
 
+// admissionKey labels what admission said of a request, limitKey what became of
+// it under a limit.
+type (
+	admissionKey struct{ route, class, reason string }
+	limitKey     struct{ policy, result string }
+)
+
 // attemptKey labels an attempt that ended, endKey a request.
 type (
 	attemptKey struct{ pool, cause string }
@@ -113,6 +122,29 @@ func codeClass(code int) string {
 	return "none"
 }
 
+// levelKey labels requests by burst level.
+type levelKey struct{ level, result string }
+
+// admitted counts what admission made of a request.
+func (m *metrics) admitted(e *extproc.Event) {
+	if e.Admission == 0 {
+		return
+	}
+	m.admission.add(admissionKey{e.Route, e.Class.String(), e.Admission.String()}, 1)
+	result := "refused"
+	if e.Admission == admission.ReasonAdmitted {
+		result = "admitted"
+	}
+	m.levels.add(levelKey{strconv.Itoa(int(e.Level)), result}, 1)
+	if e.Limit == "" {
+		return
+	}
+	if e.LimitLocal {
+		result += "_local"
+	}
+	m.limits.add(limitKey{e.Limit, result}, 1)
+}
+
 // metrics are the process's OpenTelemetry instruments with their Prometheus
 // exporter.
 type metrics struct {
@@ -123,6 +155,9 @@ type metrics struct {
 
 	requests  *labels[requestKey]
 	budgets   *labels[string]
+	admission *labels[admissionKey]
+	limits    *labels[limitKey]
+	levels    *labels[levelKey]
 	xds       *labels[xdsKey]
 	accessLog *labels[string]
 	reloads   *labels[string]
@@ -150,6 +185,9 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 		handler:   promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
 		requests:  newLabels(requestKey{"other", "other", "other", "other"}),
 		budgets:   newLabels("other"),
+		admission: newLabels(admissionKey{"other", "other", "other"}),
+		limits:    newLabels(limitKey{"other", "other"}),
+		levels:    newLabels(levelKey{"other", "other"}),
 		xds:       newLabels(xdsKey{"other", "other"}),
 		accessLog: newLabels("other"),
 		reloads:   newLabels("other"),
@@ -215,6 +253,21 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 			})
 		}},
 		{"fairlead.budgets", "Requests by where their output budget came from.", single(m.budgets, "source")},
+		{"fairlead.admission.requests", "Generating requests by why they entered or were refused.", func(o metric.Int64Observer) {
+			m.admission.each(func(k admissionKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("route", k.route), attribute.String("class", k.class), attribute.String("reason", k.reason)))
+			})
+		}},
+		{"fairlead.limit.requests", "Requests under a limit, by its name: admitted, refused, and admitted_local and refused_local while the shared count does not answer.", func(o metric.Int64Observer) {
+			m.limits.each(func(k limitKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("policy", k.policy), attribute.String("result", k.result)))
+			})
+		}},
+		{"fairlead.level.requests", "Generating requests by burst level, admitted and refused.", func(o metric.Int64Observer) {
+			m.levels.each(func(k levelKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("level", k.level), attribute.String("result", k.result)))
+			})
+		}},
 		{"fairlead.xds.events", "Pushes, ACKs, NACKs and what else happened on xDS streams.", func(o metric.Int64Observer) {
 			m.xds.each(func(k xdsKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("event", k.kind), attribute.String("type", k.typ)))

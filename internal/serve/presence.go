@@ -55,6 +55,18 @@ func (p *presence) logsBegan(node string) {
 	p.of(node).logs = true
 }
 
+// anyLogs reports whether any sidecar's log comes here.
+func (p *presence) anyLogs() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range p.nodes {
+		if n.logs {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *presence) logsEnded(node string) (dead bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

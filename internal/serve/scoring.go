@@ -122,6 +122,7 @@ func (s *scoring) read(r telemetry.Reading) {
 
 // outcome takes what Envoy logged of an attempt that ended.
 func (s *scoring) outcome(o fleet.Outcome) {
+	s.ratios.learn(&o)
 	if o.Kind != fleet.AttemptEnded || !o.Endpoint.Address.IsValid() {
 		return
 	}
@@ -133,6 +134,14 @@ func (s *scoring) outcome(o fleet.Outcome) {
 			t.closed = later(t.closed, o.At.Add(wait))
 		}
 	}
+}
+
+// admitted returns the config that the last tick went by, and what admission made
+// of its pools.
+func (s *scoring) admitted() (*fleet.Config, []admission.PoolState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.config, s.states
 }
 
 const (

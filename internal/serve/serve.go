@@ -67,6 +67,9 @@ type Server struct {
 	view    atomic.Pointer[admin.Fleet]
 	config  atomic.Pointer[fleet.Config]
 	ledger  *accesslog.Ledger
+	limiter limiter
+	gate    *admission.Gate
+	hold    *sidecarHold // owned by the tick loop
 	scoring *scoring
 	scraper *scrape.Scraper
 	push    *push.Server
@@ -109,7 +112,9 @@ func New(o Options) (*Server, error) {
 	s.config.Store(o.Config)
 	s.view.Store(&admin.Fleet{Scorer: model.Name()})
 	s.ledger = accesslog.NewLedger(time.Now)
-	s.scoring = newScoring(model, s.ledger, func(time.Time, []admission.PoolView) []admission.PoolState { return nil })
+	s.limiter = newLimiter(o.Config, o.Log)
+	s.gate = admission.New(admission.Options{Config: o.Config, Limiter: s.limiter})
+	s.scoring = newScoring(model, s.ledger, s.gate.Step)
 	if s.splits, err = openSplits(o.Config.Serve.StateDir); err != nil {
 		return nil, err
 	}
@@ -119,6 +124,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.present = newPresence()
 	s.publish = xds.New(xds.Options{Log: o.Log, Observe: s.observeXDS})
+	s.hold = newSidecarHold(s.publish)
 	if err := s.submit(o.Config); err != nil {
 		return nil, err
 	}
@@ -140,13 +146,14 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 		return err
 	}
 	s.extproc = extproc.New(extproc.Options{
-		Plan:    s.plan.Load,
-		Live:    s.ledger,
-		Ledger:  s.ledger,
-		IDs:     ids,
-		Trusted: s.trusted,
-		Observe: s.observeRequest,
-		Log:     s.log,
+		Plan:      s.plan.Load,
+		Live:      s.ledger,
+		Ledger:    s.ledger,
+		Admission: s.gate,
+		IDs:       ids,
+		Trusted:   s.trusted,
+		Observe:   s.observeRequest,
+		Log:       s.log,
 	})
 	s.servers.extproc = grpc.NewServer(append(extproc.ServerOptions(), keepalives()...)...)
 	s.extproc.Register(s.servers.extproc)
@@ -230,6 +237,7 @@ func (s *Server) Run(ctx context.Context) error {
 	part(running, s.extproc.Run)
 	part(running, func(ctx context.Context) error { return s.scraper.Run(ctx, s.scoring.read) })
 	part(running, s.tick)
+	part(running, s.limiter.Run)
 	if s.configPath != "" {
 		part(running, func(ctx context.Context) error {
 			watchFile(ctx, s.configPath, s.log, s.reload)
@@ -329,9 +337,14 @@ func (s *Server) step(now time.Time) {
 		return
 	}
 	s.plan.Store(p)
+	cfg, states := s.scoring.admitted()
+	s.hold.step(now, cfg, states)
 	if view == nil {
 		return
 	}
+	blind := !s.present.anyLogs()
+	s.ledger.SetBlind(blind)
+	s.gate.SetBlind(blind)
 	view.Plan, view.Compiled = p.Digest(), now
 	s.logChanges(s.view.Load(), view)
 	s.view.Store(view)
@@ -353,6 +366,7 @@ func (s *Server) readiness() error {
 func (s *Server) outcome(o fleet.Outcome) {
 	s.metrics.outcome(o)
 	s.ledger.Apply(o)
+	s.gate.Apply(o)
 	s.scoring.outcome(o)
 }
 
@@ -402,6 +416,7 @@ func (s *Server) observeRequest(e extproc.Event) {
 	}
 	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Reason.String()}, 1)
 	s.metrics.budgets.add(e.BudgetSource.String(), 1)
+	s.metrics.admitted(&e)
 	s.metrics.decision.Record(context.Background(), e.Took.Seconds())
 }
 
@@ -417,6 +432,7 @@ func (s *Server) submit(cfg *fleet.Config) error {
 	if err != nil {
 		return err
 	}
+	s.gate.Reconfigure(cfg)
 	s.scoring.reconfigure(cfg, byHand)
 	return nil
 }

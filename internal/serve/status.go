@@ -62,6 +62,8 @@ func typeName(url string) string {
 		return "LDS"
 	case "type.googleapis.com/envoy.config.route.v3.RouteConfiguration":
 		return "RDS"
+	case "type.googleapis.com/envoy.service.runtime.v3.Runtime":
+		return "RTDS"
 	case "":
 		return "none"
 	}
