@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // patience bounds every wait of a test; it is generous, for loaded machines.
 const patience = 20 * time.Second
 
-var short = map[string]string{typeCDS: "CDS", typeEDS: "EDS", typeRDS: "RDS", typeLDS: "LDS"}
+var short = map[string]string{typeCDS: "CDS", typeEDS: "EDS", typeRDS: "RDS", typeLDS: "LDS", typeRuntime: "RTDS"}
 
 // world under test -----------------------------------------------------------
 
@@ -213,7 +213,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // client is a delta ADS client that behaves as Envoy 1.40 does: the node only in
 // the first message; EDS subscriptions from clusters, the CDS ACK held back
 // until each new or changed cluster has had an assignment *after* it; LDS after
-// the first CDS ACK; RDS from listeners.
+// the first CDS ACK; RDS from listeners. With a runtime layer it asks for that
+// first, and for clusters only when it has come.
 type client struct {
 	t      testing.TB
 	node   *corev3.Node
@@ -230,6 +231,7 @@ type client struct {
 	trace   []string
 	err     error
 	sent    bool // the first message, with the node
+	layer   bool // its bootstrap has an RTDS layer
 
 	warming  map[string]bool
 	cdsNonce string // held back while clusters warm
@@ -261,6 +263,9 @@ func holding(other *client) clientOption {
 	}
 }
 
+// layered gives a client an RTDS layer.
+func layered(c *client) { c.layer = true }
+
 // connect starts a client of a group.
 func (r *rig) connect(node, group string, opts ...clientOption) *client {
 	r.t.Helper()
@@ -269,7 +274,7 @@ func (r *rig) connect(node, group string, opts ...clientOption) *client {
 		held: map[string]map[string]string{}, content: map[string]map[string]proto.Message{},
 		mute: map[string]bool{}, warming: map[string]bool{},
 	}
-	for _, t := range []string{typeCDS, typeEDS, typeRDS, typeLDS} {
+	for _, t := range []string{typeCDS, typeEDS, typeRDS, typeLDS, typeRuntime} {
 		c.held[t], c.content[t] = map[string]string{}, map[string]proto.Message{}
 	}
 	for _, o := range opts {
@@ -317,7 +322,14 @@ func (c *client) close() {
 func (c *client) run() {
 	defer close(c.done)
 	c.mu.Lock()
-	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeCDS, InitialResourceVersions: c.held[typeCDS]})
+	if c.layer {
+		c.send(&discoveryv3.DeltaDiscoveryRequest{
+			TypeUrl: typeRuntime, ResourceNamesSubscribe: []string{wire.RuntimeName}, InitialResourceVersions: c.held[typeRuntime],
+		})
+	}
+	if !c.layer || len(c.held[typeRuntime]) > 0 {
+		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeCDS, InitialResourceVersions: c.held[typeCDS]})
+	}
 	for _, typ := range []string{typeEDS, typeLDS, typeRDS} {
 		if len(c.held[typ]) == 0 {
 			continue
@@ -401,6 +413,11 @@ func (c *client) react(r *discoveryv3.DeltaDiscoveryResponse, fresh []string) {
 			}
 		}
 		ack(typ, r.GetNonce())
+	case typeRuntime:
+		ack(typ, r.GetNonce())
+		if slices.Contains(fresh, wire.RuntimeName) {
+			c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeCDS})
+		}
 	default:
 		ack(typ, r.GetNonce())
 	}

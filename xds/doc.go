@@ -13,6 +13,10 @@
 // group: in one cache for all groups, the first group to publish would use up
 // the change that warms the cluster in the second.
 //
+// A group's runtime (RTDS) holds what each of its sidecars may have in flight to
+// a cluster; see [Server.SetMaxRequests]. It is no part of the world: it is pushed
+// alone, waits for nothing, and nothing waits for it.
+//
 // Invariants, each guarded by a test:
 //   - Nothing is published that wasn't built, validated and found closed
 //     whole; a faulty Target changes nothing.
@@ -28,5 +32,8 @@
 //     are hashes of deterministically marshalled content.
 //   - Content that several Envoys of a group (or its only one) refuse is taken
 //     back at once and isn't sent again until Submit brings other content.
+//   - A runtime is there, if only empty, before the first stream: an Envoy with
+//     an RTDS layer asks for nothing else before. An Envoy that comes back with a
+//     runtime keeps it until the others are back and have been counted.
 //   - A message handed to a cache is never written again.
 package xds

@@ -207,6 +207,7 @@ func (g *group) settledWatches(now time.Time) (due []*keptWatch, next time.Durat
 			next = wait
 		case wait <= 0 && g.runtime.set:
 			delete(g.runtime.kept, w)
+			w.ses.keepsUntil = time.Time{}
 			due = append(due, w)
 		}
 	}
@@ -305,7 +306,7 @@ func (g *group) runtimeRefusalText() string {
 }
 
 // runtimeStatus judges what an Envoy holds of the runtime. The caller holds g.mu.
-func (g *group) runtimeStatus(ses *session, now time.Time) TypeStatus {
+func (g *group) runtimeStatus(ses *session) TypeStatus {
 	ts := ses.runtime
 	st := TypeStatus{Type: "RTDS", TypeURL: typeRuntime, State: Synced, LastAck: ts.lastAck, Version: heldDigest(ts.held)}
 	switch r := ts.refused; {
@@ -314,7 +315,7 @@ func (g *group) runtimeStatus(ses *session, now time.Time) TypeStatus {
 	case r != nil && g.runtime.refusedText != "" && r.versions[wire.RuntimeName] == g.runtime.handled.version:
 		st.State, st.Reason = Nacked, oneLine("taken back; it holds the last accepted content: "+r.text)
 	case ts.caughtUp(g.runtime.published):
-	case ts.held[wire.RuntimeName] != "" && (!g.runtime.set || now.Before(ses.keepsUntil)):
+	case !ses.keepsUntil.IsZero():
 		st.State, st.Reason = Stale, "it came back and keeps what it holds until the others have been counted"
 	default:
 		st.State, st.Reason = Stale, "waiting for its ACK"
@@ -346,8 +347,7 @@ func (g *group) watchRuntime(ses *session, r *cache.DeltaRequest, sub cache.Subs
 	}
 	g.mu.Lock()
 	rt := &g.runtime
-	settled := ses.runtime.held[wire.RuntimeName] == "" || (rt.set && !time.Now().Before(ses.keepsUntil))
-	if settled {
+	if ses.keepsUntil.IsZero() {
 		g.mu.Unlock()
 		return rt.cache.CreateDeltaWatch(r, sub, out)
 	}

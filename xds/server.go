@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,9 @@ type Options struct {
 	// than the rest, when a sidecar with another address connects.
 	Build         func(*fleet.Config, fleet.Group, envoy.Runtime) (envoy.Resources, error)
 	BuildListener func(*fleet.Config, fleet.Group, netip.AddrPort, envoy.Runtime) (*listenerv3.Listener, error)
+
+	// For tests; default runtimeEvery and runtimeSettle.
+	runtimeEvery, runtimeSettle time.Duration
 }
 
 // Server is the ADS server of all groups.
@@ -72,7 +76,7 @@ func New(o Options) *Server {
 		extras:   newExtras(),
 		groups:   map[string]*group{},
 
-		runtimeEvery: runtimeEvery, runtimeSettle: runtimeSettle,
+		runtimeEvery: cmp.Or(o.runtimeEvery, runtimeEvery), runtimeSettle: cmp.Or(o.runtimeSettle, runtimeSettle),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -66,8 +66,8 @@ type session struct {
 	// runtime is the state of the runtime's type, nil where the Envoy has no
 	// such layer; guarded by group.mu.
 	runtime *typeState
-	// keepsUntil is how long it keeps the runtime that it came with; guarded by
-	// group.mu.
+	// keepsUntil is how long it keeps the runtime that it came with, at least; zero
+	// where it came with none or is through with it. Guarded by group.mu.
 	keepsUntil time.Time
 }
 

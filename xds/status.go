@@ -149,7 +149,7 @@ func (g *group) nodeStatus(ses *session, now time.Time) NodeStatus {
 		}
 	}
 	if ses.runtime != nil {
-		n.Types = append(n.Types, g.runtimeStatus(ses, now))
+		n.Types = append(n.Types, g.runtimeStatus(ses))
 	}
 	return n
 }

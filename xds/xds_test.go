@@ -522,7 +522,6 @@ func TestTypesWithoutContentKeepTheStreamOpen(t *testing.T) {
 		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: []string{"x"}})
 	}
 	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: resource.RuntimeType, ResourceNamesSubscribe: []string{"rt0"}})
-	c.content[resource.RuntimeType], c.held[resource.RuntimeType] = map[string]proto.Message{}, map[string]string{}
 	c.mu.Unlock()
 	eventually(t, "the empty runtime layer", func() bool { return c.hold(resource.RuntimeType, "rt0") != nil })
 	c.forget()
@@ -755,6 +754,8 @@ func FuzzStream(f *testing.F) {
 		{TypeUrl: typeEDS, ResponseNonce: "2", ErrorDetail: &statuspb.Status{Message: "no"}},
 		{TypeUrl: typeLDS, InitialResourceVersions: map[string]string{"x": "y"}},
 		{TypeUrl: typeRDS, ResourceNamesSubscribe: []string{"*", "a"}, ResourceNamesUnsubscribe: []string{"*"}},
+		{TypeUrl: typeRuntime, ResourceNamesSubscribe: []string{"fairlead", "x"}, InitialResourceVersions: map[string]string{"fairlead": "y"}},
+		{TypeUrl: typeRuntime, ResourceNamesUnsubscribe: []string{"fairlead"}},
 		{TypeUrl: "t"},
 	} {
 		raw, err := proto.Marshal(r)
