@@ -75,49 +75,51 @@ func (b budget) quota(window, used, now int64) admission.Quota {
 func end(window int64, length time.Duration) int64 { return (window + 1) * int64(length) }
 
 // Reserve takes one request and cost tokens of the windows that hold now.
-func (m *Embedded) Reserve(k admission.LimitKey, r admission.Rates, cost fleet.Tokens, now time.Time) admission.Reservation {
+func (m *Embedded) Reserve(k admission.LimitKey, r admission.Rates, cost fleet.Tokens, now time.Time) (a admission.Reservation) {
 	b := budgetsOf(r)
 	cost = max(cost, 0)
-	tooMany := b.tokens.limited() && int64(cost) > b.tokens.limit
-	a := m.reserve(k, b, int64(cost), m.unix(now), tooMany)
+	a.Reason = admission.ReasonAdmitted
+	if b.tokens.limited() && int64(cost) > b.tokens.limit {
+		a.Reason = admission.ReasonTooMany
+	}
+	m.reserve(&a, &k, b, int64(cost), m.unix(now))
 	if a.Admitted && b.tokens.limited() {
 		a.Ticket.Key, a.Ticket.Rates, a.Ticket.Cost = k, r, cost
 	}
 	return a
 }
 
-// reserve takes tokens before the request and gives them back if no request was
-// left, so that what remains of requests strictly decreases. The look at the
-// requests before spares that. While tokens are held in vain another may be
-// refused for them, but only in a window whose requests have run out, in which it
-// would be refused anyhow.
-func (m *Embedded) reserve(k admission.LimitKey, b budgets, cost, now int64, tooMany bool) (a admission.Reservation) {
+// reserve fills in the answer. A reason other than ReasonAdmitted that stands in
+// it already refuses the request, and tells no more than what is left.
+//
+// It takes tokens before the request and gives them back if no request was left,
+// so that what remains of requests strictly decreases. The look at the requests
+// before spares that. While tokens are held in vain another may be refused for
+// them, but only in a window whose requests have run out, in which it would be
+// refused anyhow.
+func (m *Embedded) reserve(a *admission.Reservation, k *admission.LimitKey, b budgets, cost, now int64) {
 	id := key{limit: k.Limit, client: k.Client, requests: b.requests.window, tokens: b.tokens.window}
 	e, s, now := m.clients.hold(&id, now)
 	defer s.mu.RUnlock()
 	at := id.at(now)
-	a.Reason = admission.ReasonAdmitted
 	requests, asked, _ := e.requests.read(at.requests)
 	tokens, used, _ := e.tokens.read(at.tokens)
-	switch {
-	case tooMany:
-		a.Reason = admission.ReasonTooMany
-	case b.requests.limited() && asked >= b.requests.limit:
+	if a.Reason == admission.ReasonAdmitted && b.requests.limited() && asked >= b.requests.limit {
 		a.Reason = admission.ReasonRequests
-	default:
-		ok := true
-		if b.tokens.limited() {
-			if tokens, used, ok = e.tokens.take(at.tokens, cost, b.tokens.limit); !ok {
-				a.Reason = admission.ReasonTokens
-			}
+	}
+	if a.Reason == admission.ReasonAdmitted && b.tokens.limited() {
+		var ok bool
+		if tokens, used, ok = e.tokens.take(at.tokens, cost, b.tokens.limit); !ok {
+			a.Reason = admission.ReasonTokens
 		}
-		if ok && b.requests.limited() {
-			if requests, asked, ok = e.requests.take(at.requests, 1, b.requests.limit); !ok {
-				a.Reason = admission.ReasonRequests
-				if b.tokens.limited() {
-					e.tokens.add(tokens, -cost)
-					used = max(used-cost, 0)
-				}
+	}
+	if a.Reason == admission.ReasonAdmitted && b.requests.limited() {
+		var ok bool
+		if requests, asked, ok = e.requests.take(at.requests, 1, b.requests.limit); !ok {
+			a.Reason = admission.ReasonRequests
+			if b.tokens.limited() {
+				e.tokens.add(tokens, -cost)
+				used = max(used-cost, 0)
 			}
 		}
 	}
@@ -127,7 +129,6 @@ func (m *Embedded) reserve(k admission.LimitKey, b budgets, cost, now int64, too
 	if a.Admitted && b.tokens.limited() {
 		a.Ticket.End = time.Unix(0, end(tokens, b.tokens.window))
 	}
-	return a
 }
 
 // Settle corrects a reservation to what was used, if its window still runs.
