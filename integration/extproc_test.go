@@ -180,11 +180,14 @@ type recordingStream struct {
 
 func (r *recordingStream) RecvMsg(m any) error {
 	err := r.ServerStream.RecvMsg(m)
-	if message, ok := m.(*alsv3.StreamAccessLogsMessage); ok && err == nil {
-		if message.GetIdentifier() != nil {
-			r.name = message.GetIdentifier().GetLogName()
+	if raw, ok := m.(*accesslog.Raw); ok && err == nil {
+		kept := &alsv3.StreamAccessLogsMessage{}
+		if err := proto.Unmarshal(raw.Bytes(), kept); err != nil {
+			return err
 		}
-		kept := proto.Clone(message).(*alsv3.StreamAccessLogsMessage)
+		if kept.GetIdentifier() != nil {
+			r.name = kept.GetIdentifier().GetLogName()
+		}
 		kept.Identifier = &alsv3.StreamAccessLogsMessage_Identifier{Node: &corev3.Node{Id: "edge-1"}, LogName: r.name}
 		r.s.mu.Lock()
 		r.s.messages = append(r.s.messages, kept)

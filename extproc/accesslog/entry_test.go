@@ -8,7 +8,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	alsdatav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
-	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -61,6 +60,22 @@ func downstreamEntry(kind alsdatav3.AccessLogType) *alsdatav3.HTTPAccessLogEntry
 	}
 }
 
+// outcomeOf lets the scanner read an entry of the log named logName.
+func outcomeOf(t testing.TB, e *alsdatav3.HTTPAccessLogEntry, logName string) (fleet.Outcome, bool) {
+	t.Helper()
+	b, err := proto.Marshal(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var scanned entry
+	var o fleet.Outcome
+	if !scanned.scan(b) {
+		t.Fatalf("malformed: %v", e)
+	}
+	ok := scanned.outcome(&o, logOf([]byte(logName)), "edge-1", newNames(), epoch)
+	return o, ok
+}
+
 func TestEntriesBecomeOutcomes(t *testing.T) {
 	on := fleet.EndpointKey{Pool: "h100", Address: netip.MustParseAddrPort("10.0.0.1:8000")}
 	base := fleet.Outcome{Node: "edge-1", ID: id, Attempt: 2, Endpoint: on, Route: "chat", Code: 200, HeaderTime: 30 * time.Millisecond, At: epoch}
@@ -88,7 +103,7 @@ func TestEntriesBecomeOutcomes(t *testing.T) {
 	} {
 		want := base
 		row.change(&want)
-		if got, ok := OutcomeOf(row.entry, row.log, "edge-1", epoch); !ok || got != want {
+		if got, ok := outcomeOf(t, row.entry, row.log); !ok || got != want {
 			t.Errorf("%s:\n got %+v (%v)\nwant %+v", row.name, got, ok, want)
 		}
 	}
@@ -106,7 +121,7 @@ func TestEntriesOfNoUse(t *testing.T) {
 		"other type":      {downstreamEntry(alsdatav3.AccessLogType_DownstreamStart), wire.LogDownstream},
 		"type of tomorro": {downstreamEntry(99), wire.LogUpstream},
 	} {
-		if o, ok := OutcomeOf(row.entry, row.log, "n", epoch); ok {
+		if o, ok := outcomeOf(t, row.entry, row.log); ok {
 			t.Errorf("%s became %+v", name, o)
 		}
 	}
@@ -118,11 +133,11 @@ func TestIDFallsBackToEnvoysRequestID(t *testing.T) {
 	up := upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd)
 	up.CommonProperties.CustomTags[wire.TagDecision] = "-"
 	for name, e := range map[string]*alsdatav3.HTTPAccessLogEntry{wire.LogDownstream: down, wire.LogUpstream: up} {
-		if o, _ := OutcomeOf(e, name, "n", epoch); o.ID != "uuid" {
+		if o, _ := outcomeOf(t, e, name); o.ID != "uuid" {
 			t.Errorf("%s: id %q", name, o.ID)
 		}
 		e.Request.RequestHeaders = map[string]string{wire.HeaderRequestID: strings.Repeat("x", 10<<20)}
-		if o, _ := OutcomeOf(e, name, "n", epoch); len(o.ID) != maxID {
+		if o, _ := outcomeOf(t, e, name); len(o.ID) != maxID {
 			t.Errorf("%s: id of %d bytes", name, len(o.ID))
 		}
 	}
@@ -135,7 +150,7 @@ func TestFloorEndpointAndOddAddressesAreNoEndpoint(t *testing.T) {
 	} {
 		e := upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd)
 		e.CommonProperties.UpstreamRemoteAddress = a
-		if o, ok := OutcomeOf(e, wire.LogUpstream, "n", epoch); !ok || o.Endpoint != (fleet.EndpointKey{}) {
+		if o, ok := outcomeOf(t, e, wire.LogUpstream); !ok || o.Endpoint != (fleet.EndpointKey{}) {
 			t.Errorf("%s: %+v", name, o.Endpoint)
 		}
 	}
@@ -171,72 +186,16 @@ func TestCauses(t *testing.T) {
 		{"breaker", 503, &flags{UpstreamOverflow: true}, true, fleet.CauseLocal},
 		{"no route", 404, &flags{NoRouteFound: true}, false, fleet.CauseLocal},
 	} {
-		if got := causeOf(int(row.code), row.flags, row.reached); got != row.want {
-			t.Errorf("%s: %v; want %v", row.name, got, row.want)
-		}
-	}
-}
-
-// FuzzMessage feeds bytes as one log message through reader and ledger.
-func FuzzMessage(f *testing.F) {
-	add := func(m *alsv3.StreamAccessLogsMessage) {
-		b, err := proto.Marshal(m)
+		b, err := proto.Marshal(row.flags)
 		if err != nil {
-			f.Fatal(err)
+			t.Fatal(err)
 		}
-		f.Add(b)
-	}
-	add(logMessage("edge-1", wire.LogUpstream, upstreamEntry(alsdatav3.AccessLogType_UpstreamPoolReady), upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd)))
-	add(logMessage("edge-1", wire.LogDownstream, downstreamEntry(alsdatav3.AccessLogType_DownstreamPeriodic), downstreamEntry(alsdatav3.AccessLogType_DownstreamEnd)))
-	add(logMessage("", wire.LogDownstream, &alsdatav3.HTTPAccessLogEntry{}))
-	add(&alsv3.StreamAccessLogsMessage{LogEntries: &alsv3.StreamAccessLogsMessage_TcpLogs{}})
-	f.Add([]byte{})
-	for _, entry := range recorded(f) {
-		f.Add(entry)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		m := &alsv3.StreamAccessLogsMessage{}
-		if proto.Unmarshal(b, m) != nil {
-			return
+		var f flagSet
+		if !f.scan(b) {
+			t.Fatalf("%s: malformed", row.name)
 		}
-		l := NewLedger(func() time.Time { return epoch })
-		r := New(Options{Now: func() time.Time { return epoch }, Sink: func(o fleet.Outcome) {
-			if len(o.ID) > maxID || o.Attempt < 0 || o.Attempt > maxAttempt || o.RequestBytes < 0 || o.ResponseBytes < 0 {
-				t.Errorf("outcome out of bounds: %+v", o)
-			}
-			l.Apply(o)
-		}})
-		for _, name := range []string{wire.LogUpstream, wire.LogDownstream} {
-			r.take(m, name, nodeName(m))
-		}
-		l.Expire(epoch.Add(Lease + memory))
-		if l.Total() != 0 {
-			t.Errorf("%v in flight", l.Snapshot())
-		}
-	})
-}
-
-func logMessage(node, logName string, entries ...*alsdatav3.HTTPAccessLogEntry) *alsv3.StreamAccessLogsMessage {
-	return &alsv3.StreamAccessLogsMessage{
-		Identifier: &alsv3.StreamAccessLogsMessage_Identifier{Node: &corev3.Node{Id: node}, LogName: logName},
-		LogEntries: &alsv3.StreamAccessLogsMessage_HttpLogs{HttpLogs: &alsv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: entries}},
-	}
-}
-
-func BenchmarkEntries(b *testing.B) {
-	m := logMessage("edge-1", wire.LogUpstream,
-		upstreamEntry(alsdatav3.AccessLogType_UpstreamPoolReady), upstreamEntry(alsdatav3.AccessLogType_UpstreamEnd))
-	up, _ := proto.Marshal(m)
-	down, _ := proto.Marshal(logMessage("edge-1", wire.LogDownstream, downstreamEntry(alsdatav3.AccessLogType_DownstreamEnd)))
-	r := New(Options{Sink: func(fleet.Outcome) {}})
-	b.ReportAllocs()
-	for b.Loop() { // the three entries of one request
-		for name, raw := range map[string][]byte{wire.LogUpstream: up, wire.LogDownstream: down} {
-			m := &alsv3.StreamAccessLogsMessage{}
-			if err := proto.Unmarshal(raw, m); err != nil {
-				b.Fatal(err)
-			}
-			r.take(m, name, "edge-1")
+		if got := causeOf(int(row.code), f, row.reached); got != row.want {
+			t.Errorf("%s: %v; want %v", row.name, got, row.want)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package accesslog
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"sync"
@@ -13,19 +12,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
-
-// MaxMessage is the largest log message accepted. Envoy batches 16 KiB, but one
-// entry holds every header that it was told to log and every peeked string.
-const MaxMessage = 16 << 20
-
-// ServerOptions are the limits for the gRPC server that a Receiver registers on.
-func ServerOptions() []grpc.ServerOption {
-	return []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(MaxMessage),
-		grpc.MaxHeaderListSize(64 << 10),
-		grpc.MaxConcurrentStreams(1 << 14),
-	}
-}
 
 // EventKind says what the receiver saw.
 type EventKind uint8
@@ -76,7 +62,6 @@ type Options struct {
 
 // Receiver serves envoy.service.accesslog.v3.AccessLogService.
 type Receiver struct {
-	alsv3.UnimplementedAccessLogServiceServer
 	o Options
 
 	mu      sync.Mutex
@@ -100,8 +85,22 @@ func New(o Options) *Receiver {
 	return &Receiver{o: o, streams: map[string]int{}}
 }
 
+// ServiceName is the gRPC service that Envoy streams its logs to.
+const ServiceName = "envoy.service.accesslog.v3.AccessLogService"
+
 // Register adds the service to a gRPC server made with ServerOptions.
-func (r *Receiver) Register(g *grpc.Server) { alsv3.RegisterAccessLogServiceServer(g, r) }
+func (r *Receiver) Register(g *grpc.Server) {
+	g.RegisterService(&grpc.ServiceDesc{
+		ServiceName: ServiceName,
+		HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{{
+			StreamName:    "StreamAccessLogs",
+			Handler:       func(_ any, stream grpc.ServerStream) error { return r.receive(stream) },
+			ClientStreams: true,
+		}},
+		Metadata: "envoy/service/accesslog/v3/als.proto",
+	}, r)
+}
 
 // Streams is the number of open log streams per Envoy node.
 func (r *Receiver) Streams() map[string]int {
@@ -114,51 +113,110 @@ func (r *Receiver) Streams() map[string]int {
 	return out
 }
 
-// StreamAccessLogs reads one stream: one logger of one worker of one Envoy.
-// Only its first message says whose it is.
-func (r *Receiver) StreamAccessLogs(s alsv3.AccessLogService_StreamAccessLogsServer) error {
-	first, err := s.Recv()
-	if errors.Is(err, io.EOF) {
-		return s.SendAndClose(&alsv3.StreamAccessLogsResponse{})
-	}
-	if err != nil {
-		return err
-	}
-	node := nodeName(first)
-	logName := first.GetIdentifier().GetLogName()
-	r.open(node)
-	defer r.close(node)
-	for m := first; ; {
-		r.take(m, logName, node)
-		if m, err = s.Recv(); err != nil {
-			break
+// stream is the part of grpc.ServerStream that receive uses.
+type stream interface {
+	RecvMsg(any) error
+	SendMsg(any) error
+}
+
+// source is one stream: one logger of one worker of one Envoy.
+type source struct {
+	node  string
+	log   logKind
+	names names
+	entry entry
+}
+
+// receive reads one stream. Only its first message says whose it is.
+func (r *Receiver) receive(st stream) error {
+	var in Raw
+	err := st.RecvMsg(&in)
+	if err == nil {
+		from := sourceOf(in.b)
+		r.open(from.node)
+		defer r.close(from.node)
+		for err == nil {
+			r.take(in.b, from)
+			err = st.RecvMsg(&in)
 		}
 	}
 	if errors.Is(err, io.EOF) {
-		return s.SendAndClose(&alsv3.StreamAccessLogsResponse{})
+		return st.SendMsg(&alsv3.StreamAccessLogsResponse{})
 	}
 	return err
 }
 
-// take hands the entries of one message on.
-func (r *Receiver) take(m *alsv3.StreamAccessLogsMessage, logName, node string) {
-	now := r.o.Now()
-	good, ignored := 0, 0
-	for _, e := range m.GetHttpLogs().GetLogEntry() {
-		o, ok := OutcomeOf(e, logName, node, now)
-		if !ok {
-			ignored++
+// sourceOf reads StreamAccessLogsMessage.identifier (1).
+func sourceOf(message []byte) *source {
+	var node, logName []byte
+	for c := walk(message); c.next(); {
+		if !c.isBytes(1) {
 			continue
 		}
-		good++
-		r.o.Sink(o)
+		for id := walk(c.bytes); id.next(); {
+			switch {
+			case id.isBytes(1): // node
+				for n := walk(id.bytes); n.next(); {
+					if n.isBytes(1) {
+						node = n.bytes
+					}
+				}
+			case id.isBytes(2):
+				logName = id.bytes
+			}
+		}
+	}
+	return &source{node: nodeName(node), log: logOf(logName), names: newNames()}
+}
+
+// take hands the entries of one StreamAccessLogsMessage on: http_logs (2), unless
+// tcp_logs (3) took their place. What is malformed is ignored alone: an entry, or
+// what follows in a message that is cut off.
+func (r *Receiver) take(message []byte, from *source) {
+	now := r.o.Now()
+	good, ignored := 0, 0
+	logs := walk(httpLogs(message))
+	for logs.next() {
+		if !logs.isBytes(2) {
+			continue
+		}
+		entries := walk(logs.bytes)
+		for entries.next() {
+			if !entries.isBytes(1) {
+				continue
+			}
+			var o fleet.Outcome
+			if !from.entry.scan(entries.bytes) || !from.entry.outcome(&o, from.log, from.node, from.names, now) {
+				ignored++
+				continue
+			}
+			good++
+			r.o.Sink(o)
+		}
+		if entries.bad {
+			ignored++
+		}
+	}
+	if logs.bad {
+		ignored++
 	}
 	if good > 0 {
-		r.o.Observe(Event{EventEntries, node, good})
+		r.o.Observe(Event{EventEntries, from.node, good})
 	}
 	if ignored > 0 {
-		r.o.Observe(Event{EventIgnored, node, ignored})
+		r.o.Observe(Event{EventIgnored, from.node, ignored})
 	}
+}
+
+// httpLogs is the part of a message behind its last tcp_logs.
+func httpLogs(message []byte) []byte {
+	part := message
+	for c := walk(message); c.next(); {
+		if c.isBytes(3) {
+			part = c.rest
+		}
+	}
+	return part
 }
 
 func (r *Receiver) open(node string) {
@@ -185,13 +243,12 @@ func (r *Receiver) close(node string) {
 }
 
 // nodeName bounds what a peer calls itself.
-func nodeName(m *alsv3.StreamAccessLogsMessage) string {
-	id := m.GetIdentifier().GetNode().GetId()
-	if id == "" {
+func nodeName(id []byte) string {
+	if len(id) == 0 {
 		return "unnamed"
 	}
 	if len(id) > maxID {
-		return fmt.Sprintf("%s…", id[:maxID])
+		return text(id[:maxID]) + "…"
 	}
-	return id
+	return text(id)
 }

@@ -179,7 +179,7 @@ func TestRecordedEntriesOfARealEnvoy(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range m.GetHttpLogs().GetLogEntry() {
-			o, ok := OutcomeOf(e, m.GetIdentifier().GetLogName(), "n", epoch)
+			o, ok := outcomeOf(t, e, m.GetIdentifier().GetLogName())
 			if !ok || o.ID == "" || o.Route == "" {
 				t.Errorf("entry of %s became %+v (%v)", m.GetIdentifier().GetLogName(), o, ok)
 			}

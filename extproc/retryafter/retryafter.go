@@ -60,6 +60,16 @@ var limits = []struct{ reset, remaining string }{
 	{"anthropic-ratelimit-output-tokens-reset", "anthropic-ratelimit-output-tokens-remaining"},
 }
 
+// Headers are the names that Wait asks for. Those of wire.RetryHeaders tell a
+// wait; the rest tell which limits are used up.
+func Headers() []string {
+	out := []string{wire.HeaderRetryAfterMs, headerAzureMs, wire.HeaderRetryAfter}
+	for _, l := range limits {
+		out = append(out, l.reset, l.remaining)
+	}
+	return out
+}
+
 func resets(header func(string) string, now time.Time) (time.Duration, bool) {
 	var last, first time.Duration // of those used up; of all
 	for _, l := range limits {
