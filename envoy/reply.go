@@ -132,7 +132,8 @@ func localReplies() []localReply {
 			status: http.StatusServiceUnavailable, code: "unavailable",
 			message: "Limits can't be checked right now. Retry after the time given by retry-after-ms.",
 		}},
-		{details: "jwt_authn_access_denied", problem: problem{
+		// 401, or 403 for another's audience.
+		{details: "jwt_authn_access_denied", rewrite: true, problem: problem{
 			status: http.StatusUnauthorized, code: "invalid_api_key",
 			message: "A valid bearer token is needed: " + detailsOperator + ".",
 		}},

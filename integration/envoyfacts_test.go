@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,6 +70,7 @@ type factEnvoy struct {
 	*envoytest.Envoy
 	t      *testing.T
 	addr   netip.AddrPort
+	scheme string // "" is http
 	client *http.Client
 }
 
@@ -120,7 +122,7 @@ func (e *factEnvoy) try(method, path string, body io.Reader, headers ...string) 
 }
 
 func (e *factEnvoy) open(ctx context.Context, method, path string, body io.Reader, headers ...string) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("http://%v%s", e.addr, path), body)
+	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("%s://%v%s", cmp.Or(e.scheme, "http"), e.addr, path), body)
 	if err != nil {
 		return nil, err
 	}
