@@ -307,3 +307,37 @@ func TestScannerPassesOverTenThousandAttributes(t *testing.T) {
 		t.Errorf("route %q, %v", r.route, err)
 	}
 }
+
+// FuzzScan compares the scanner with the generated types on any message that
+// those can read, in its canonical form; on anything else it must only not panic.
+func FuzzScan(f *testing.F) {
+	everything := chat(map[string]string{"authorization": "Bearer a", "x-api-key": "k", "x-request-class": "batch", "max_tokens": "1e3, 5",
+		"x-stainless-timeout": "60", "x-stainless-read-timeout": "1e9", "x-stainless-retry-count": "2", "grpc-timeout": "5S",
+		"content-length": "123", "x-session-affinity": "s", "temperature": "0.5", "top_k": "-1", "x-request-id": "r", "x-route-strategy": "legacy"})
+	everything.peek["n"], everything.peek["user"], everything.claims = 4, "u", map[string]any{"sub": 7}
+	everything.san, everything.subject, everything.zone = "spiffe://a", "CN=a", "z"
+	f.Add(marshal(f, everything.proto()))
+	f.Add(marshal(f, answer("429", "retry-after", "3", "anthropic-ratelimit-requests-reset", "2026-03-01T12:00:07Z")))
+	f.Add(append(marshal(f, everything.proto()), marshal(f, answer("200"))...))
+	f.Add([]byte{0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var got request
+		err := got.scan(b)
+		m := &extprocv3.ProcessingRequest{}
+		if proto.Unmarshal(b, m) != nil {
+			return
+		}
+		if err != nil {
+			t.Fatalf("generated types read what the scanner doesn't: %v", err)
+		}
+		if err := got.scan(marshal(t, m)); err != nil {
+			t.Fatal(err)
+		}
+		if want := dumbScan(m); !same(got, want) {
+			t.Fatalf("scanner: %+v\ngenerated types: %+v", got, want)
+		}
+		if got, want := claim(got.claims, "sub", nil), dumbClaim(m, "sub"); string(got) != want {
+			t.Fatalf("claim: scanner %q, generated types %q", got, want)
+		}
+	})
+}

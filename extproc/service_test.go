@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
@@ -106,9 +107,11 @@ func TestPanicBecomesAnErrorAndAnEvent(t *testing.T) {
 	}
 }
 
-// FuzzProcess plays a sequence of up to 32 messages, cut out of the input by a
-// length byte each, and checks that the stream ends, and ends in an error
-// unless the headers were answered.
+// FuzzProcess plays a sequence of up to 32 messages, cut out of the input by two
+// length bytes each, to a route that waits for answers. It checks that the stream
+// ends, that it ends in an error unless the request headers were answered, that
+// every answer is one that its message allows, that at most one place stays
+// reserved, and that nothing is reserved or admitted where none is.
 func FuzzProcess(f *testing.F) {
 	cut := func(messages ...proto.Message) []byte {
 		var b []byte
@@ -122,6 +125,10 @@ func FuzzProcess(f *testing.F) {
 	for i := range 200 {
 		many.Attributes[string(rune('a'+i))] = mustStruct(map[string]any{"xds.route_name": "chat"})
 	}
+	everything := chat(map[string]string{"authorization": "Bearer a", "x-api-key": "k", "x-request-class": "batch",
+		"x-stainless-timeout": "60", "x-stainless-read-timeout": "1e9", "x-stainless-retry-count": "2", "grpc-timeout": "5S"})
+	everything.peek["n"], everything.peek["user"], everything.claims = 4, "u", map[string]any{"sub": 7}
+	everything.san, everything.subject = "spiffe://a", "CN=a"
 	trailers := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}}
 	f.Add([]byte{})
 	f.Add([]byte{0, 0})
@@ -132,7 +139,14 @@ func FuzzProcess(f *testing.F) {
 	f.Add(cut(trailers, requestBody(), trailers))
 	f.Add(cut(many))
 	f.Add(cut(chat(map[string]string{"max_tokens": "1e400", "x-route-strategy": "\xff", "x-request-id": "\"\r\n"}).proto()))
-	w := newWorld(f)
+	f.Add(cut(everything.proto(), answer("429", "x-ratelimit-reset-tokens", "6m0s")))
+	f.Add(cut(chat(nil).proto(), answer("503", "retry-after", "3")))
+	f.Add(cut(chat(nil).proto(), trailersMessage(), answer("529"), answer("429")))
+	f.Add(cut(answer("429"), chat(nil).proto(), answer("200")))
+	w, g := gated(f, computed, func(in *plan.Inputs, _ *Options) {
+		in.Routes[0].ClientKey, in.Routes[0].Claim, in.Routes[0].ReadUser = fleet.ClientKeyJWT, "sub", true
+		in.Routes[0].MaxOutput, in.Routes[0].Oversize, in.Routes[0].Affinity = 1<<20, fleet.OversizeRefuse, fleet.AffinitySession
+	})
 	w.live[1], w.live[2] = 10, 10
 	f.Fuzz(func(t *testing.T, b []byte) {
 		st := &fakeStream{}
@@ -141,17 +155,39 @@ func FuzzProcess(f *testing.F) {
 			st.in = append(st.in, b[2:2+n])
 			b = b[2+n:]
 		}
-		w.events = w.events[:0]
+		w.events, w.answers, w.limits, g.asked, g.refused, g.canceled = w.events[:0], nil, nil, nil, nil, nil
 		clear(w.picks)
 		err := w.process(st)
-		answered := false
+		answered := 0
 		for _, out := range st.out {
 			r := readAnswer(t, out)
-			answered = answered || r.GetRequestHeaders() != nil || r.GetImmediateResponse() != nil
+			switch {
+			case r.GetRequestHeaders() != nil || r.GetImmediateResponse() != nil:
+				answered++
+			case r.GetResponseHeaders().GetResponse().GetHeaderMutation() != nil:
+				if answered != 1 {
+					t.Fatal("retry fields before the request was answered")
+				}
+				checkRetryFields(t, addConcurrency(headerMap(t, r.GetResponseHeaders().GetResponse().GetHeaderMutation())))
+			}
 		}
 		observed := len(w.events) > 0 && !w.events[len(w.events)-1].Failed
-		if err == nil && !answered && !observed {
-			t.Fatal("the stream ended well without an answer")
+		if answered > 1 || (err == nil && answered == 0 && !observed) {
+			t.Fatalf("the stream ended with %v after %d answers to request headers", err, answered)
+		}
+		if len(w.picks) > 1 || (answered == 0 && len(w.picks) > 0) {
+			t.Fatalf("%d places reserved, %d answers", len(w.picks), answered)
+		}
+		if len(w.answers) > 1 {
+			t.Fatalf("%d answers of one upstream", len(w.answers))
 		}
 	})
+}
+
+// addConcurrency fills in what is left out where it isn't known.
+func addConcurrency(headers map[string]string) map[string]string {
+	if headers[wire.HeaderRecommendedConcurrency] == "" {
+		headers[wire.HeaderRecommendedConcurrency] = "1"
+	}
+	return headers
 }
