@@ -169,10 +169,11 @@ type metrics struct {
 }
 
 // newMetrics builds the instruments; view gives the state that gauges show,
-// scraped the scraper's counts, pushed those of the agents' frames, dropped the ledger's attempts that
+// scraped the scraper's counts, pushed those of the agents' frames, gate those of
+// admission, dropped the ledger's attempts that
 // found no room, faulty, modelRefused and pushTLSRefused whether the config, the
 // model file or the files of serve.push.tls are ones that were refused.
-func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
+func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), gate func() admission.Counters, dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
@@ -209,16 +210,16 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 	if err != nil {
 		return nil, err
 	}
-	if err := m.observeCounters(meter, scraped, pushed, dropped); err != nil {
+	if err := m.observeCounters(meter, scraped, pushed, gate, dropped); err != nil {
 		return nil, err
 	}
-	return m, errors.Join(observeFleet(meter, view),
+	return m, errors.Join(observeFleet(meter, view), observeUsage(meter, gate),
 		observeFlag(meter, "fairlead.config.refused", "1 while the config file is one that was refused: the last good one is in force.", faulty),
 		observeFlag(meter, "fairlead.model.refused", "1 while the model file is one that was refused: the last good model scores.", modelRefused),
 		observeFlag(meter, "fairlead.push.tls.refused", "1 while the files of serve.push.tls are ones that can't be used: the last good ones are in use.", pushTLSRefused))
 }
 
-func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), dropped func() uint64) error {
+func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), gate func() admission.Counters, dropped func() uint64) error {
 	counter := func(name, description string, observe func(metric.Int64Observer)) error {
 		_, err := meter.Int64ObservableCounter(name, metric.WithDescription(description),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -268,6 +269,26 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 				o.Observe(n, metric.WithAttributes(attribute.String("level", k.level), attribute.String("result", k.result)))
 			})
 		}},
+		{"fairlead.usage.tokens", "Tokens of requests whose answers told their usage, by kind: input, cached (a part of input), output, and output_reserved, which is what the callers asked for.", func(o metric.Int64Observer) {
+			for _, r := range gate().Routes {
+				for kind, n := range map[string]uint64{"input": r.Input, "cached": r.Cached, "output": r.Output, "output_reserved": r.OutputReserved} {
+					o.Observe(int64(n), metric.WithAttributes(attribute.String("route", r.Route), attribute.String("kind", kind)))
+				}
+			}
+		}},
+		{"fairlead.usage.requests", "Requests whose answers told their usage, by whether their output was of the burst level they were classed in, or of one above or below.", func(o metric.Int64Observer) {
+			for _, r := range gate().Routes {
+				for level, n := range map[string]uint64{"within": r.Within, "above": r.Above, "below": r.Below} {
+					o.Observe(int64(n), metric.WithAttributes(attribute.String("route", r.Route), attribute.String("level", level)))
+				}
+			}
+		}},
+		{"fairlead.admission.events", "What happened to the requests that admission follows: tokens reserved and settled, requests that found no room among those followed (table_full), and ones whose end nobody told (expired).", func(o metric.Int64Observer) {
+			c := gate()
+			for kind, n := range map[string]uint64{"tokens_reserved": c.TokensReserved, "tokens_settled": c.TokensSettled, "table_full": c.TableFull, "expired": c.Expired} {
+				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
+			}
+		}},
 		{"fairlead.xds.events", "Pushes, ACKs, NACKs and what else happened on xDS streams.", func(o metric.Int64Observer) {
 			m.xds.each(func(k xdsKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("event", k.kind), attribute.String("type", k.typ)))
@@ -301,6 +322,43 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		}
 	}
 	return nil
+}
+
+// observeUsage exports the ratios of what requests asked for and what they took,
+// since the start; from the counters any other span can be had.
+func observeUsage(meter metric.Meter, gate func() admission.Counters) error {
+	var instruments []metric.Observable
+	gauge := func(name, description string) (metric.Float64ObservableGauge, error) {
+		g, err := meter.Float64ObservableGauge(name, metric.WithDescription(description))
+		instruments = append(instruments, g)
+		return g, err
+	}
+	efficiency, err1 := gauge("fairlead.usage.token_efficiency", "Output tokens over the output budgets asked for, 0 to 1.")
+	hits, err2 := gauge("fairlead.usage.cache_hit_ratio", "Cached prompt tokens over prompt tokens, 0 to 1.")
+	compliance, err3 := gauge("fairlead.usage.burst_compliance", "Share of requests whose output was of the burst level they were classed in, 0 to 1.")
+	following, err4 := gauge("fairlead.admission.in_flight", "Admitted requests that are followed to their end.")
+	clients, err5 := gauge("fairlead.admission.clients", "Callers that are told apart.")
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		return err
+	}
+	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		c := gate()
+		o.ObserveFloat64(following, float64(c.Claims))
+		o.ObserveFloat64(clients, float64(c.Clients))
+		for _, r := range c.Routes {
+			at := metric.WithAttributes(attribute.String("route", r.Route))
+			for _, ratio := range []struct {
+				gauge     metric.Float64ObservableGauge
+				part, all uint64
+			}{{efficiency, r.Output, r.OutputReserved}, {hits, r.Cached, r.Input}, {compliance, r.Within, r.WithUsage}} {
+				if ratio.all > 0 {
+					o.ObserveFloat64(ratio.gauge, float64(ratio.part)/float64(ratio.all), at)
+				}
+			}
+		}
+		return nil
+	}, instruments...)
+	return err
 }
 
 func observeFlag(meter metric.Meter, name, description string, set func() bool) error {

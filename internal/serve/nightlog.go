@@ -2,10 +2,14 @@ package serve
 
 import (
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 // maxChangesLogged bounds the lines of one tick; a fleet that changes as a
@@ -55,13 +59,38 @@ func (s *Server) logChanges(before, after *admin.Fleet) {
 // refusalsEvery is how often refused requests are told of, at most.
 const refusalsEvery = 10 * time.Second
 
-// logRefusals says how many requests were refused for want of room.
+// logRefusals says how many requests were refused, and why: for want of room, by
+// their callers' own limits, or for their size.
 func (s *Server) logRefusals(now time.Time) {
 	if now.Sub(s.refusedLog) < refusalsEvery {
 		return
 	}
-	if n := s.refused.Swap(0); n > 0 {
-		s.log.Warn("requests refused: every endpoint that may serve them is at maxInFlight", "requests", n, "within", refusalsEvery)
+	var why []any
+	for _, r := range []struct {
+		name  string
+		count *atomic.Int64
+	}{{"no_room_in_pools", &s.refused.room}, {"client_limits", &s.refused.limits}, {"size", &s.refused.size}} {
+		if n := r.count.Swap(0); n > 0 {
+			why = append(why, r.name, n)
+		}
+	}
+	if len(why) > 0 {
+		s.log.Warn("requests refused", append(why, "within", refusalsEvery)...)
 		s.refusedLog = now
+	}
+}
+
+// refusals counts refused requests since the last line about them.
+type refusals struct{ room, limits, size atomic.Int64 }
+
+func (r *refusals) add(e *extproc.Event) {
+	switch {
+	case e.Reason == plan.ReasonOversize:
+		r.size.Add(1)
+	case e.Admission == admission.ReasonConcurrency, e.Admission == admission.ReasonRequests, e.Admission == admission.ReasonTokens,
+		e.Admission == admission.ReasonTooMany, e.Admission == admission.ReasonLimiterDown:
+		r.limits.Add(1)
+	default:
+		r.room.Add(1)
 	}
 }

@@ -88,7 +88,7 @@ type Server struct {
 	// modelRefused is true while the model file is one that was not taken.
 	modelRefused atomic.Bool
 	// refused counts 429s since the last line about them.
-	refused    atomic.Int64
+	refused    refusals
 	refusedLog time.Time // owned by the tick loop
 
 	lock      *os.File // on the state folder
@@ -119,7 +119,7 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() },
-		s.pushed, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load, s.pushTLSRefused); err != nil {
+		s.pushed, func() admission.Counters { return s.gate.Counters() }, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load, s.pushTLSRefused); err != nil {
 		return nil, err
 	}
 	s.present = newPresence()
@@ -409,7 +409,7 @@ func (s *Server) observeRequest(e extproc.Event) {
 		s.metrics.anomalies.add("invalid_sampling", 1)
 	}
 	if e.Action == plan.ActionRefuse {
-		s.refused.Add(1)
+		s.refused.add(&e)
 	}
 	if e.Steered {
 		s.scoring.prompts.add(e.Slot, e.Prompt)
