@@ -83,6 +83,8 @@ type account struct {
 	mean   float64 // of live, over demandOver
 	slots  slots
 	level  fleet.BurstLevel // of the slot given last
+	// queueing: it is among pool.others.
+	queueing bool
 }
 
 func (t *clients) init(most int) {

@@ -120,6 +120,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	c.mu.Unlock()
 	got := g.reserve(&b)
 	if got.Admitted && g.claim(&b, c, got.Ticket) {
+		b.pool.levels[a.Level].guess(max(0, a.Input), max(0, a.Output))
 		g.count.admitted(&b, got.Ticket)
 		return Verdict{Admitted: true, Reason: ReasonAdmitted, Standing: b.standing(got), Concurrency: hint}
 	}

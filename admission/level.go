@@ -61,12 +61,20 @@ func (l *level) end() {
 	l.ended.Add(1)
 }
 
-// sample adds what a request that came to its end took.
+// sample adds how long a request was in flight that came to its end.
 func (l *level) sample(inFlight time.Duration) {
 	l.timed.Add(1)
 	l.resided.Add(int64(inFlight))
 }
 
+// guess adds what an admitted request is expected to take.
+func (l *level) guess(input, output fleet.Tokens) {
+	l.asked.Add(1)
+	l.askedIn.Add(int64(input))
+	l.askedOut.Add(int64(output))
+}
+
+// tokens adds what a request took.
 func (l *level) tokens(input, output fleet.Tokens) {
 	l.took.Add(1)
 	l.tookIn.Add(int64(input))

@@ -32,7 +32,7 @@ type pool struct {
 	share atomic.Uint64
 	// limit in whole requests.
 	whole atomic.Int64
-	// others is how many accounts queue behind their own slots.
+	// others is how many accounts have slots outside the lines.
 	others atomic.Int64
 	ended  atomic.Int64 // since the last step
 	levels [fleet.BurstLevels]level

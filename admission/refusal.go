@@ -44,6 +44,10 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
 	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
 	slot, ok := a.slots.give(b.now, b.patience(retryCap), line, quota, b.pool.others.Load(), early)
 	a.level = b.ask.Level
+	if !a.queueing && a.slots.own() > 0 {
+		a.queueing = true
+		b.pool.others.Add(1)
+	}
 	wait := slot - b.now
 	r.ShouldRetry = ok
 	if !ok && wait > retryCap {

@@ -1,60 +1,101 @@
 package admission
 
 import (
+	"slices"
 	"time"
 )
 
 // slots are the times at which an account's refused requests may come back.
 //
-// Every request that is sent away takes a slot of the level's line, as long as
-// the account has no more of them outstanding than it may have requests in
-// flight: more could not be served anyway. Further requests, and those that came
-// back before their time, queue behind the account's own last slot, at a quarter
-// of the line's rate, divided among all who do that. So whoever hammers waits
-// longer and longer itself and takes from the others no more than an honest
-// client with as many requests would; and all together return at no more than
-// 1¼ of the rate that is free for them.
+// The level's line is for everybody's first few: an account has freeSlots in it,
+// fewer after it came back too early, and more only as long as the line is short.
+// Its further requests, and those that came back before their time, queue behind
+// the account's own last slot, ownPace times as far apart and the farther the more
+// accounts do that. So who hammers waits longer and longer itself, and pushes the
+// others out by freeSlots slots and crowd at most.
 type slots struct {
-	n      int // outstanding
-	shared int // of n: from the level's line
-	// first and last are the earliest and the latest of them.
-	first, last time.Duration
-	tail        time.Duration // the last slot behind the account's own
-	early       float64       // returns before their time, of late
-	earlyAt     time.Duration
+	// due are the earliest slots that are outstanding, in order; later is how many
+	// more there are, none before laterFrom.
+	due       []time.Duration
+	later     int
+	laterFrom time.Duration
+	last      time.Duration // the latest of all
+	shared    int           // of them: from the level's line
+
+	early   float64 // returns before their time, of late
+	earlyAt time.Duration
 }
 
 const (
-	// ownPace is how much further apart slots are that do not come from the line.
+	// freeSlots is how many requests of one client may wait in the level's line,
+	// however long that is: as many as a program with a small pool of connections
+	// has open at once.
+	freeSlots = 8
+	// crowd is how long the line may be for more of them.
+	crowd = time.Second
+	// ownPace is how much further apart slots outside the line are. With it all
+	// refused clients return at 1¼ of the planned rate.
 	ownPace = 4
-	// earlyOver is the time constant after which an early return is forgiven.
+	// earlyOver is the time constant with which an early return is forgiven.
 	earlyOver = 10 * time.Second
+	// keptSlots bounds slots.due.
+	keptSlots = 32
 )
+
+// n is how many slots are outstanding.
+func (s *slots) n() int { return len(s.due) + s.later }
+
+// own is how many of them are outside the line.
+func (s *slots) own() int { return s.n() - s.shared }
+
+// first is the earliest outstanding slot; there must be one.
+func (s *slots) first() time.Duration {
+	if len(s.due) == 0 {
+		return s.laterFrom
+	}
+	return s.due[0]
+}
 
 // arrive notes that a request came, and reports whether it is one that was told
 // to come later.
 func (s *slots) arrive(now time.Duration, retry int, l *line) (early bool) {
 	switch {
-	case s.n == 0:
+	case s.n() == 0:
 		return false
-	case now >= s.first:
-		s.used()
+	case now >= s.first():
+		s.use()
 		l.returned.Add(1)
 		return false
 	case retry == 0:
 		return false // it may well be another request
 	}
-	s.early = s.earliness(now) + 1
-	s.earlyAt = now
+	s.early, s.earlyAt = s.earliness(now)+1, now
 	return true
 }
 
-// used takes the first slot away. Those between are taken as evenly spread.
-func (s *slots) used() {
-	s.n--
+// use takes the earliest slot away.
+func (s *slots) use() {
+	if len(s.due) > 0 {
+		s.due = slices.Delete(s.due, 0, 1)
+	} else {
+		s.later--
+	}
 	s.shared = max(0, s.shared-1)
-	if s.n > 0 {
-		s.first += (s.last - s.first) / time.Duration(s.n)
+}
+
+// add keeps a slot.
+func (s *slots) add(slot time.Duration) {
+	s.last = max(s.last, slot)
+	if s.later > 0 && slot >= s.laterFrom {
+		s.later++
+		return
+	}
+	at, _ := slices.BinarySearch(s.due, slot)
+	s.due = slices.Insert(s.due, at, slot)
+	if len(s.due) > keptSlots {
+		s.laterFrom = s.due[keptSlots]
+		s.later++
+		s.due = s.due[:keptSlots]
 	}
 }
 
@@ -66,49 +107,48 @@ func (s *slots) earliness(now time.Duration) float64 {
 }
 
 // give returns the slot of a request that is sent away, or false where that
-// would be later than patience allows: then none is taken.
-func (s *slots) give(now, patience time.Duration, l *line, quota, others int64, early bool) (time.Duration, bool) {
+// would be later than patience allows: then none is taken. quota is how many
+// requests the account may have in flight, crowding how many accounts queue
+// outside the line.
+func (s *slots) give(now, patience time.Duration, l *line, quota, crowding int64, early bool) (time.Duration, bool) {
 	earliness := s.earliness(now)
-	if !early && int64(s.shared) < max(1, quota>>min(int(earliness+0.5), 62)) {
-		slot, ok := l.next(now, patience)
-		if ok {
-			s.shared++
-			s.took(slot)
+	if !early {
+		longest := min(patience, crowd)
+		if s.shared < max(1, freeSlots>>int(min(earliness, freeSlots))) {
+			longest = patience
 		}
-		return slot, ok
+		if longest == patience || int64(s.shared) < quota {
+			slot, ok := l.next(now, longest)
+			if ok {
+				s.add(slot)
+				s.shared++
+				return slot, true
+			}
+			if longest == patience {
+				return slot, false
+			}
+		}
 	}
-	pace := float64(l.spacing.Load()) * ownPace * float64(max(1, others)) * (1 + earliness)
-	slot := max(now+retryFloor, s.tail, s.last) + time.Duration(min(pace, float64(time.Hour)))
+	pace := float64(l.spacing.Load()) * ownPace * float64(max(1, crowding)) * (1 + earliness)
+	slot := max(now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
 	if slot > now+patience {
 		return slot, false
 	}
-	s.tail = slot
-	if early {
-		s.used() // it was told another slot before
-	}
-	s.took(slot)
+	s.add(slot)
 	return slot, true
-}
-
-func (s *slots) took(slot time.Duration) {
-	if s.n == 0 {
-		s.first = slot
-	}
-	s.n++
-	s.first, s.last = min(s.first, slot), max(s.last, slot)
 }
 
 // expire forgets slots whose clients did not come.
 func (s *slots) expire(now time.Duration, l *line) {
-	if s.n > 0 && now > s.last+abandoned {
-		l.gone.Add(int64(s.n))
-		s.n, s.shared = 0, 0
+	if n := s.n(); n > 0 && now > s.last+abandoned {
+		l.gone.Add(int64(n))
+		s.due, s.later, s.shared = s.due[:0], 0, 0
 	}
 }
 
-// spread is a jitter of less than most, drawn by a seed. It stays below a slot's
-// own spacing, so that it parts replicas without crowding slots: with a jitter in
-// proportion to the wait, long waits would return in Poisson bunches.
+// spread is a jitter of less than most, drawn by a seed. For slots it stays
+// below their spacing, so that it parts replicas without crowding slots: with a
+// jitter in proportion to the wait, long waits would return in Poisson bunches.
 func spread(seed uint64, most time.Duration) time.Duration {
 	if most <= 0 {
 		return 0

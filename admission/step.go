@@ -61,7 +61,7 @@ func (c *client) step(now, dt time.Duration, step uint64) {
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
 		a.slots.expire(now, &a.pool.levels[a.level].line)
 		a.demand(step)
-		if a.live > 0 || a.slots.n > 0 || a.slots.earliness(now) > 0.1 || a.mean > 0.01 {
+		if a.live > 0 || a.slots.n() > 0 || a.slots.earliness(now) > 0.1 || a.mean > 0.01 {
 			kept = append(kept, *a)
 		}
 	}
@@ -76,11 +76,11 @@ func (a *account) demand(step uint64) {
 	if p.step != step {
 		return // not of the configuration any more
 	}
-	want := max(float64(a.live), a.mean) + float64(a.slots.n)
-	if a.live > 0 || a.slots.n > 0 {
+	want := max(float64(a.live), a.mean) + float64(a.slots.n())
+	if a.live > 0 || a.slots.n() > 0 {
 		p.active++
 	}
-	if a.slots.n > a.slots.shared {
+	if a.queueing = a.slots.own() > 0; a.queueing {
 		p.queueing++
 	}
 	if want > 0.01 && a.weight > 0 {
