@@ -12,6 +12,10 @@
 //     retries) and never Envoy's own final 503;
 //   - a client can't send a header of Fairlead's own: the listener removes them
 //     before any filter or route sees the request;
+//   - what differs by route is taken from the route that the body's model chose,
+//     never from the one that Envoy picked before it had read the body; so only
+//     what is read before the model may be switched by a route's filter settings;
+//   - an answer's bytes are never changed, whatever is read out of it;
 //   - a pool's cluster is the same in every group, and its assignment carries
 //     the digest of that cluster, so that a changed cluster always comes with a
 //     changed assignment and never stalls while warming;

@@ -163,17 +163,16 @@ func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 
 // httpFilters are in the order that requests pass; answers pass them backwards.
 func httpFilters(l fleet.Listener) []*hcmv3.HttpFilter {
-	out := []*hcmv3.HttpFilter{
-		httpFilter(filterAnswer, answerHeaders()),
-		peekFilter(l.PeekDigits),
-		userFilter(),
-	}
+	out := []*hcmv3.HttpFilter{peekFilter(l.PeekDigits), userFilter()}
 	// After the peek: by now the model has chosen the route, which may require a
 	// token.
 	if l.JWT != nil {
 		out = append(out, httpFilter(filterTokens, tokens(l.JWT)))
 	}
 	return append(out,
+		// Before ext_proc, so that answers pass it later. After the peek, since it
+		// keeps what the route says when it first sees the request.
+		httpFilter(filterAnswer, answerHeaders()),
 		httpFilter(filterExtProc, externalProcessor(l)),
 		// After the peek too, so that the chosen route's filters run. After
 		// ext_proc: so that a 413 carries the decision's ids; the place that was

@@ -225,7 +225,7 @@ groups:
 pools:
 - { name: a, endpoints: $A }
 routes:
-- { name: limited, match: { prefix: /limited/ }, dialect: openai, fairShare: false, pool: a }
+- { name: limited, match: { prefix: /limited/, model: m }, dialect: openai, fairShare: false, pool: a }
 - { name: hinted, match: { prefix: /hinted/ }, dialect: openai, pool: a }
 - { name: bare, match: { prefix: /bare/ }, dialect: openai, fairShare: false, pool: a }
 limits:
@@ -264,7 +264,7 @@ limits:
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p.answerWith(always(c.answer))
-			a := e.postJSON(c.path, `{}`)
+			a := e.postJSON(c.path, `{"model":"m"}`)
 			if a.status != c.status {
 				t.Errorf("status %d: %s", a.status, a.body)
 			}

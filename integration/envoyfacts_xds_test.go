@@ -3,6 +3,7 @@ package integration
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +25,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	httpoptsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	runtimev3 "github.com/envoyproxy/go-control-plane/envoy/service/runtime/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
@@ -36,6 +38,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/fairlead-proxy/fairlead/envoy/bootstrap"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
@@ -457,4 +462,49 @@ func TestFactRefusedRouteResponseLeavesItsGoodResourcesOpen(t *testing.T) {
 	}
 	cp.ackTime(resourcev3.RouteType, func() { cp.put(resourcev3.RouteType, "in", routes("in", "a", "third")) })
 	envoytest.Eventually(t, "the good resource with changed content", func() bool { return mark(good) == "third" })
+}
+
+// The bootstrap names a runtime layer, for which Envoy holds back its start. A
+// control plane that serves none must not keep a sidecar from starting; what it
+// serves later takes effect, and an operator's word goes before it.
+func TestFactStartDoesNotWaitForARuntimeThatNobodyServes(t *testing.T) {
+	t.Parallel()
+	cp := newControlPlane(t, func(*controlPlane) {})
+	b, err := bootstrap.Render(bootstrap.Options{
+		NodeID: "facts-1", Group: "facts", Listen: netip.MustParseAddrPort("127.0.0.1:1"),
+		XDS: []fleet.Address{{Path: cp.socket}}, Admin: fleet.Address{Host: "127.0.0.1:0"},
+	}, "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := envoytest.Start(t, b, envoytest.WithoutReadyWait())
+	// The control plane answers nothing at all: clusters are asked for only once
+	// the wait for the runtime is over.
+	envoytest.Eventually(t, "clusters are asked for", func() bool {
+		n, _ := e.Stat("cluster_manager.cds.update_attempt")
+		return n > 0
+	})
+	if n, _ := e.Stat("runtime.num_layers"); n != 3 {
+		t.Errorf("%d runtime layers, want static, rtds and admin", n)
+	}
+	const key = "circuit_breakers.a.default.max_requests"
+	value := func() string {
+		var page struct {
+			Entries map[string]struct {
+				Final string `json:"final_value"`
+			} `json:"entries"`
+		}
+		if err := json.Unmarshal([]byte(e.AdminGet("/runtime")), &page); err != nil {
+			t.Fatal(err)
+		}
+		return page.Entries[key].Final
+	}
+	layer, err := structpb.NewStruct(map[string]any{key: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cp.put(resourcev3.RuntimeType, wire.RuntimeName, &runtimev3.Runtime{Name: wire.RuntimeName, Layer: layer})
+	envoytest.Eventually(t, "the served limit", func() bool { return value() == "5" })
+	e.AdminPost("/runtime_modify?" + key + "=7")
+	envoytest.Eventually(t, "the operator's limit", func() bool { return value() == "7" })
 }
