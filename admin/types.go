@@ -16,7 +16,7 @@ type Proxy struct {
 
 // ProxyType is the state of one resource type at one sidecar.
 type ProxyType struct {
-	Type string `json:"type"` // CDS, EDS, LDS, RDS
+	Type string `json:"type"` // CDS, EDS, LDS, RDS, RTDS
 	// State is SYNCED (everything sent is acknowledged), STALE (sent and not
 	// answered yet) or NACKED (refused; Reason says why).
 	State   string    `json:"state"`

@@ -207,7 +207,8 @@ type PoolView struct {
 // LevelState is one burst level of a pool.
 type LevelState struct {
 	InFlight int
-	// Budget is how many it may have in flight while the pool is full.
+	// Budget is how many it may have in flight while the pool is full; +Inf while
+	// it is not.
 	Budget float64
 	// Queue is how long a request that comes now would wait for a place of the
 	// level's budget; 0 when there is one.

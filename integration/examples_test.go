@@ -117,7 +117,7 @@ func TestQuickstartAsItsReadmeSays(t *testing.T) {
 		out := runFairlead(t, dir, readmeCommands(t, "quickstart", "fleet")[0]...)
 		return strings.Count(out, "100-") == 8 && !strings.Contains(out, " -  unknown")
 	})
-	if out := runFairlead(t, dir, readmeCommands(t, "quickstart", "proxy-status")[0]...); strings.Count(out, "SYNCED") != 4 {
+	if out := runFairlead(t, dir, readmeCommands(t, "quickstart", "proxy-status")[0]...); strings.Count(out, "SYNCED") != 5 {
 		t.Errorf("proxy-status:\n%s", out)
 	}
 	if out := runFairlead(t, dir, readmeCommands(t, "quickstart", "rollout")[0]...); !strings.Contains(out, "h100=0.00% a100=100.00%") {

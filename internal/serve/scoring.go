@@ -371,19 +371,24 @@ func poolViews(pools []plan.PoolInput) []admission.PoolView {
 
 // showAdmission fills what people see of a pool's limits.
 func showAdmission(row *admin.Pool, in *plan.PoolInput, state *admission.PoolState) {
-	row.Limit, row.Clients, row.Share = state.Limit, state.Clients, -1
-	if !math.IsInf(state.Share, 1) {
-		row.Share = state.Share
-	}
+	row.Limit, row.Clients, row.Share = state.Limit, state.Clients, bounded(state.Share)
 	for i := range state.Levels {
 		l := &state.Levels[i]
 		row.Levels = append(row.Levels, admin.Level{
-			Level: i, InFlight: l.InFlight, Budget: l.Budget, QueueMillis: float64(l.Queue.Microseconds()) / 1000, Backlogged: l.Backlogged,
+			Level: i, InFlight: l.InFlight, Budget: bounded(l.Budget), QueueMillis: float64(l.Queue.Microseconds()) / 1000, Backlogged: l.Backlogged,
 		})
 	}
 	for i := range in.Endpoints {
 		row.Endpoints[i].Limit, row.Endpoints[i].Closed = in.Endpoints[i].MaxInFlight, in.Endpoints[i].Closed
 	}
+}
+
+// bounded is −1 for what has no bound.
+func bounded(limit float64) float64 {
+	if math.IsInf(limit, 1) {
+		return -1
+	}
+	return limit
 }
 
 func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) admin.Pool {
