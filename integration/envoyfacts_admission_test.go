@@ -193,6 +193,50 @@ func TestFactUsageIsReadWithoutTouchingAnswers(t *testing.T) {
 	})
 }
 
+// Answers that are much larger than any buffer pass whole and do not stall, read
+// fast or slowly, whatever the filters make of them.
+func TestFactUsageFiltersLetLargeAnswersPass(t *testing.T) {
+	const line = "data: {\"choices\":[{\"delta\":{\"content\":\"0123456789012345678901234567890123456789\"}}]}\n\n"
+	for name, c := range map[string]struct {
+		kind, body string
+		slow       bool
+		counted    bool
+	}{
+		"events":        {"text/event-stream", strings.Repeat(line, 30_000) + "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":3,\"total_tokens\":8}}\n\ndata: [DONE]\n\n", false, true},
+		"events slowly": {"text/event-stream", strings.Repeat(line, 100_000), true, false},
+		"one event":     {"text/event-stream", "data: {\"pad\":\"" + strings.Repeat("x", 6<<20) + "\"}\n\n", true, false},
+		"JSON":          {"application/json", `{"pad":"` + strings.Repeat("x", 7<<20) + `","usage":{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8}}`, true, false},
+		"not JSON":      {"application/json", strings.Repeat("[", 3<<20), false, false},
+		"nothing":       {"application/json", "", false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			up := envoytest.NewUpstream(t, envoytest.Status(200, c.body, "content-type", c.kind))
+			logs := newLogReceiver(t)
+			rt := nobody(t)
+			rt.AccessLog = fleet.Address{Path: logs.socket}
+			e := startShape(t, shape{text: usageShape, pools: map[string][]*envoytest.Upstream{"A": ups(up)}}, rt)
+			const path = "/v1/chat/completions"
+			response, err := e.open(t.Context(), "POST", path, strings.NewReader(`{"model":"m"}`), "content-type", "application/json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			if c.slow {
+				// Buffers fill up to the server before anything is read.
+				e.WaitStat("cluster.a.upstream_flow_control_paused_reading_total", func(n int64) bool { return n > 0 })
+			}
+			got, err := io.ReadAll(response.Body)
+			if err != nil || string(got) != c.body {
+				t.Errorf("got %d of %d bytes, equal: %v, %v", len(got), len(c.body), string(got) == c.body, err)
+			}
+			if tags := logs.downstreamEnd(path).GetCustomTags(); (tags[wire.TagOutput] == "3") != c.counted {
+				t.Errorf("tags %v, want counts: %v", tags, c.counted)
+			}
+		})
+	}
+}
+
 // cutAfter streams events and then breaks the connection.
 func cutAfter(events ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
