@@ -70,6 +70,11 @@ type Ledger struct {
 type shard struct {
 	mu   sync.Mutex
 	byID map[requestKey]*record
+	// earliest is not after the end of any running attempt's lease; the zero
+	// time when none runs.
+	earliest time.Time
+	// over are the records that ended, in the order of their ends.
+	over queue
 }
 
 // requestKey is {"", decision id} or {node, request id}.
@@ -77,6 +82,7 @@ type requestKey struct{ node, id string }
 
 // record is one request: its running attempt, or the last one that ended.
 type record struct {
+	key       requestKey
 	node      string // that logged it; "" until the first log entry
 	attempt   int    // the attempt running or last ended
 	running   bool
@@ -87,6 +93,36 @@ type record struct {
 	// blindUntil is the end of an unconfirmed attempt's lease while the ledger is
 	// blind.
 	blindUntil time.Time
+	queued     bool // in shard.over
+}
+
+// queue is a first-in first-out list of records to forget.
+type queue struct {
+	items []dueRecord
+	head  int
+}
+
+// dueRecord is a record and when to look whether it can be forgotten.
+type dueRecord struct {
+	*record
+	due time.Time
+}
+
+func (q *queue) push(r *record) { q.items = append(q.items, dueRecord{r, r.until}) }
+
+// pop takes the first record if it is due.
+func (q *queue) pop(now time.Time) *record {
+	if q.head == len(q.items) || now.Before(q.items[q.head].due) {
+		return nil
+	}
+	r := q.items[q.head].record
+	q.items[q.head] = dueRecord{}
+	if q.head++; 2*q.head >= len(q.items) {
+		n := copy(q.items, q.items[q.head:])
+		clear(q.items[n:])
+		q.items, q.head = q.items[:n], 0
+	}
+	return r
 }
 
 // NewLedger returns an empty ledger that reads the time from now.
@@ -171,11 +207,12 @@ func (l *Ledger) Reserve(id string, pick fleet.EndpointKey, limit int32, expecte
 		return true
 	}
 	r.attempt, r.endpoint, r.slot, r.running = 1, pick, slot, true
-	r.until = at.Add(ProvisionalLease)
+	until := at.Add(ProvisionalLease)
 	r.blindUntil = at.Add(min(max(expected, ProvisionalLease), Lease))
 	if l.blind.Load() {
-		r.until = r.blindUntil
+		until = r.blindUntil
 	}
+	s.lease(r, until)
 	return true
 }
 
@@ -193,7 +230,7 @@ func (l *Ledger) Cancel(id string) {
 	defer s.mu.Unlock()
 	if r := s.byID[key]; r != nil && r.running && !r.confirmed {
 		l.stop(r)
-		l.forget(s, key)
+		l.forget(s, r)
 	}
 }
 
@@ -206,9 +243,9 @@ func (l *Ledger) SetBlind(blind bool) {
 	if l.blind.Swap(blind) || !blind {
 		return
 	}
-	l.each(func(_ *shard, _ requestKey, r *record) {
-		if r.running && !r.confirmed {
-			r.until = r.blindUntil
+	l.each(func(s *shard, r *record) {
+		if !r.confirmed {
+			s.lease(r, r.blindUntil)
 		}
 	})
 }
@@ -239,57 +276,61 @@ func (l *Ledger) Apply(o fleet.Outcome) {
 	r.node = o.Node
 	switch o.Kind {
 	case fleet.AttemptStarted:
-		l.started(r, max(o.Attempt, 1), o.Endpoint, at)
+		l.started(s, r, max(o.Attempt, 1), o.Endpoint, at)
 	case fleet.Heartbeat:
-		l.beat(r, o.Attempt, o.Endpoint, at)
+		l.beat(s, r, o.Attempt, o.Endpoint, at)
 	case fleet.AttemptEnded:
-		l.ended(r, max(o.Attempt, 1), at)
+		l.ended(s, r, max(o.Attempt, 1), at)
 	case fleet.RequestEnded:
-		l.ended(r, requestOver, at)
+		l.ended(s, r, requestOver, at)
 	}
 	if !known && !r.running && r.attempt == 0 {
-		l.forget(s, key)
+		l.forget(s, r)
 	}
 }
 
 // started begins attempt n, unless it or a later one is known already.
-func (l *Ledger) started(r *record, n int, on fleet.EndpointKey, at time.Time) {
+func (l *Ledger) started(s *shard, r *record, n int, on fleet.EndpointKey, at time.Time) {
 	if n < r.attempt || (n == r.attempt && !r.running) {
 		return // late
 	}
-	l.run(r, n, on, at)
+	l.run(s, r, n, on, at)
 }
 
 // beat renews the running attempt. A heartbeat of an attempt nobody knows, as
 // after a restart of this process, begins it.
-func (l *Ledger) beat(r *record, n int, on fleet.EndpointKey, at time.Time) {
+func (l *Ledger) beat(s *shard, r *record, n int, on fleet.EndpointKey, at time.Time) {
 	switch {
 	case r.running && n < r.attempt:
-		r.until = at.Add(Lease) // the request lives; its newer attempt is known better
+		s.lease(r, at.Add(Lease)) // the request lives; its newer attempt is known better
 	case r.running || n > r.attempt:
-		l.run(r, max(n, 1), on, at)
+		l.run(s, r, max(n, 1), on, at)
 	}
 }
 
 // ended closes attempt n and all before it.
-func (l *Ledger) ended(r *record, n int, at time.Time) {
+func (l *Ledger) ended(s *shard, r *record, n int, at time.Time) {
 	if n < r.attempt {
 		return
 	}
 	l.stop(r)
 	r.attempt = n
 	r.until = at.Add(memory)
+	if !r.queued {
+		r.queued = true
+		s.over.push(r)
+	}
 }
 
 // run makes attempt n the running, confirmed one, on the endpoint really used.
-func (l *Ledger) run(r *record, n int, on fleet.EndpointKey, at time.Time) {
+func (l *Ledger) run(s *shard, r *record, n int, on fleet.EndpointKey, at time.Time) {
 	if !r.running || (named(on) && on != r.endpoint) {
 		l.stop(r)
 		l.start(r, n, on, at)
 	}
 	r.attempt = n
 	r.confirmed = true
-	r.until = at.Add(Lease)
+	s.lease(r, at.Add(Lease))
 }
 
 func (l *Ledger) start(r *record, n int, on fleet.EndpointKey, at time.Time) {
@@ -318,38 +359,82 @@ func (l *Ledger) NodeDead(node string) { l.shorten(node, DeadGrace) }
 // shorten lets the running attempts of an Envoy end after grace at the latest.
 func (l *Ledger) shorten(node string, grace time.Duration) {
 	limit := l.now().Add(grace)
-	l.each(func(s *shard, key requestKey, r *record) {
-		if r.running && r.node == node && r.until.After(limit) {
-			r.until = limit
+	l.each(func(s *shard, r *record) {
+		if r.node == node && r.until.After(limit) {
+			s.lease(r, limit)
 		}
 	})
 }
 
-// Expire ends the leases that ran out and forgets what needs no remembering,
-// as of now. It returns how many running attempts it ended.
-func (l *Ledger) Expire(now time.Time) int {
-	ended := 0
-	l.each(func(s *shard, key requestKey, r *record) {
-		if now.Before(r.until) {
-			return
-		}
-		if r.running {
-			ended++
-			l.stop(r)
-		}
-		l.forget(s, key)
-	})
-	return ended
-}
-
-func (l *Ledger) each(do func(*shard, requestKey, *record)) {
+// each calls do for every running attempt.
+func (l *Ledger) each(do func(*shard, *record)) {
 	for i := range l.shards {
 		s := &l.shards[i]
 		s.mu.Lock()
-		for key, r := range s.byID {
-			do(s, key, r)
+		for _, r := range s.byID {
+			if r.running {
+				do(s, r)
+			}
 		}
 		s.mu.Unlock()
+	}
+}
+
+// lease lets a running attempt count until then.
+func (s *shard) lease(r *record, until time.Time) {
+	r.until = until
+	if s.earliest.IsZero() || until.Before(s.earliest) {
+		s.earliest = until
+	}
+}
+
+// Expire ends the leases that ran out and forgets what needs no remembering,
+// as of now. It returns how many running attempts it ended. It is cheap to call
+// often: a shard's records are looked through only when a lease may have ended,
+// and what ended is forgotten in turn.
+func (l *Ledger) Expire(now time.Time) int {
+	ended := 0
+	for i := range l.shards {
+		s := &l.shards[i]
+		s.mu.Lock()
+		if !s.earliest.IsZero() && !now.Before(s.earliest) {
+			ended += l.endLeases(s, now)
+		}
+		l.forgetOver(s, now)
+		s.mu.Unlock()
+	}
+	return ended
+}
+
+// endLeases ends the leases of a shard that ran out and finds its earliest anew.
+func (l *Ledger) endLeases(s *shard, now time.Time) (ended int) {
+	s.earliest = time.Time{}
+	for _, r := range s.byID {
+		switch {
+		case !r.running:
+		case now.Before(r.until):
+			s.lease(r, r.until)
+		default:
+			ended++
+			l.stop(r)
+			l.forget(s, r)
+		}
+	}
+	return ended
+}
+
+// forgetOver forgets the records of a shard that ended long enough ago.
+func (l *Ledger) forgetOver(s *shard, now time.Time) {
+	for r := s.over.pop(now); r != nil; r = s.over.pop(now) {
+		r.queued = false
+		switch {
+		case r.running || s.byID[r.key] != r: // it has a newer attempt, or was forgotten
+		case now.Before(r.until): // a later end
+			r.queued = true
+			s.over.push(r)
+		default:
+			l.forget(s, r)
+		}
 	}
 }
 
@@ -360,13 +445,13 @@ func (l *Ledger) add(s *shard, key requestKey) *record {
 		l.dropped.Add(1)
 		return nil
 	}
-	r := &record{}
+	r := &record{key: key}
 	s.byID[key] = r
 	return r
 }
 
-func (l *Ledger) forget(s *shard, key requestKey) {
-	delete(s.byID, key)
+func (l *Ledger) forget(s *shard, r *record) {
+	delete(s.byID, r.key)
 	l.records.Add(-1)
 }
 

@@ -381,6 +381,7 @@ func TestReservationsNeverPassTheLimit(t *testing.T) {
 			case 5:
 				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "pause")) * time.Millisecond)
 				l.Expire(now)
+				checkExpired(t, l, now)
 				l.SetBlind(rapid.Bool().Draw(t, "blind"))
 			}
 			for n := 1; n <= 2; n++ {
@@ -419,6 +420,24 @@ func TestSlotsAreStableAndRecycledOnlyWhenIdle(t *testing.T) {
 	}
 	if s.Slot(endpoint(1)) != held {
 		t.Error("the slot with an attempt was given away")
+	}
+}
+
+// checkExpired looks through every record: after Expire none may be due, and the
+// count of records must be right.
+func checkExpired(t *rapid.T, l *Ledger, now time.Time) {
+	t.Helper()
+	n := int64(0)
+	for i := range l.shards {
+		for key, r := range l.shards[i].byID {
+			n++
+			if r.key != key || !now.Before(r.until) {
+				t.Fatalf("%v (running: %v) is due since %v", key, r.running, now.Sub(r.until))
+			}
+		}
+	}
+	if l.records.Load() != n {
+		t.Fatalf("%d records counted, %d kept", l.records.Load(), n)
 	}
 }
 
@@ -487,6 +506,7 @@ func TestInFlightReturnsToZero(t *testing.T) {
 			if !tidy {
 				now = now.Add(time.Duration(rapid.IntRange(0, 8000).Draw(t, "pause")) * time.Millisecond)
 				l.Expire(now)
+				checkExpired(t, l, now)
 				l.SetBlind(rapid.Bool().Draw(t, "blind"))
 				if rapid.IntRange(0, 9).Draw(t, "gone") == 0 {
 					l.NodeGone("edge")
@@ -567,6 +587,42 @@ func BenchmarkDecidedToEnd(b *testing.B) {
 		l.Apply(fleet.Outcome{Kind: fleet.AttemptEnded, Node: "n", ID: id, Attempt: 1, Endpoint: e, At: now})
 		l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id, Attempt: 1, At: now})
 	}
+}
+
+// BenchmarkExpire is a second of ticks over what a second of 1,500 requests
+// leaves behind, with 3,000 of them running.
+func BenchmarkExpire(b *testing.B) {
+	now := epoch
+	l := NewLedger(func() time.Time { return now })
+	const perSecond, running, ticks = 1500, 3000, 20
+	n := 0
+	id := func(n int) string { return fmt.Sprintf("1718924%06d-%03d-%04d", n/1000%1000000, n/10000000%1000, n%1000) }
+	second := func() {
+		for range ticks {
+			for range perSecond / ticks {
+				e := endpoint(n % 100)
+				l.Reserve(id(n), e, 0, time.Second, now)
+				l.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: id(n), Attempt: 1, Endpoint: e, At: now})
+				if n >= running {
+					l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id(n - running), At: now})
+				}
+				n++
+			}
+			now = now.Add(time.Second / ticks)
+			b.StartTimer()
+			l.Expire(now)
+			b.StopTimer()
+		}
+	}
+	b.StopTimer()
+	for range 10 {
+		second()
+	}
+	b.ResetTimer()
+	for range b.N {
+		second()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*perSecond), "ns/request")
 }
 
 func BenchmarkInFlight(b *testing.B) {
