@@ -2,7 +2,6 @@ package admission
 
 import (
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -134,11 +133,5 @@ func TestGateHoldsClientsToTheirSharesWhileThePoolIsFull(t *testing.T) {
 	b := w.ask("newcomer")
 	if v := w.Admit(&b); !v.Admitted {
 		t.Fatalf("the newcomer got %+v; want to enter", v)
-	}
-}
-
-func TestWaterLevelIsInfiniteWhereAllWantsFit(t *testing.T) {
-	if got := waterLevel([]demand{{3, 1}, {4, 2}}, 7); !math.IsInf(got, 1) {
-		t.Fatalf("level %v; want +Inf", got)
 	}
 }
