@@ -596,7 +596,9 @@ func BenchmarkExpire(b *testing.B) {
 	l := NewLedger(func() time.Time { return now })
 	const perSecond, running, ticks = 1500, 3000, 20
 	n := 0
-	id := func(n int) string { return fmt.Sprintf("1718924%06d-%03d-%04d", n/1000%1000000, n/10000000%1000, n%1000) }
+	id := func(n int) string {
+		return fmt.Sprintf("1718924%06d-%03d-%04d", n/1000%1000000, n/10000000%1000, n%1000)
+	}
 	second := func() {
 		for range ticks {
 			for range perSecond / ticks {
