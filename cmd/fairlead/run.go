@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -42,12 +41,10 @@ func runServe(ctx context.Context, args []string, io stdio) error {
 	if err != nil {
 		return err
 	}
-	if os.Getenv("GOGC") == "" {
-		// A thousand agents are a thousand connections: a tighter collector keeps
-		// serve inside its 128 MiB at the price of a few per cent of its CPU.
-		debug.SetGCPercent(50)
-	}
-	server, err := serve.New(serve.Options{Config: cfg, ConfigPath: path, Scorer: *scorer, ModelPath: *model, Log: logger})
+	server, err := serve.New(serve.Options{
+		Config: cfg, ConfigPath: path, Scorer: *scorer, ModelPath: *model, Log: logger,
+		TuneGC: os.Getenv("GOGC") == "",
+	})
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,9 @@ type Options struct {
 	// that comes with the program. It is watched: a good change takes effect at
 	// the next tick, a faulty one changes nothing and is reported.
 	ModelPath string
-	Log       *slog.Logger
+	// TuneGC lets serve set the process's GC percentage, by how much lives.
+	TuneGC bool
+	Log    *slog.Logger
 }
 
 // Server is one process of serve. Build it with [New], then [Server.Listen],
@@ -70,16 +72,18 @@ type Server struct {
 	limiter limiter
 	gate    *admission.Gate
 	hold    *sidecarHold // owned by the tick loop
-	scoring *scoring
-	scraper *scrape.Scraper
-	push    *push.Server
-	pushTLS *push.Credentials // nil without serve.push.tls
-	publish *xds.Server
-	splits  *splits
-	extproc *extproc.Service
-	metrics *metrics
-	handler http.Handler
-	present *presence
+	// collector is owned by the tick loop.
+	collector *collector
+	scoring   *scoring
+	scraper   *scrape.Scraper
+	push      *push.Server
+	pushTLS   *push.Credentials // nil without serve.push.tls
+	publish   *xds.Server
+	splits    *splits
+	extproc   *extproc.Service
+	metrics   *metrics
+	handler   http.Handler
+	present   *presence
 
 	// reconfigure serialises config and split changes.
 	reconfigure sync.Mutex
@@ -112,6 +116,7 @@ func New(o Options) (*Server, error) {
 	s.config.Store(o.Config)
 	s.view.Store(&admin.Fleet{Scorer: model.Name()})
 	s.ledger = accesslog.NewLedger(time.Now)
+	s.collector = newCollector(o.TuneGC)
 	s.limiter = newLimiter(o.Config, o.Log)
 	s.gate = admission.New(admission.Options{Config: o.Config, Limiter: s.limiter})
 	s.scoring = newScoring(model, s.ledger, s.gate.Step)
@@ -344,6 +349,7 @@ func (s *Server) step(now time.Time) {
 	}
 	blind := !s.present.anyLogs()
 	s.ledger.SetBlind(blind)
+	s.collector.step()
 	s.gate.SetBlind(blind)
 	view.Plan, view.Compiled = p.Digest(), now
 	s.logChanges(s.view.Load(), view)
