@@ -2,7 +2,7 @@ package serve
 
 import (
 	"runtime/debug"
-	"runtime/metrics"
+	runtimemetrics "runtime/metrics"
 )
 
 const (
@@ -21,11 +21,11 @@ const (
 type collector struct {
 	on      bool
 	percent int
-	sample  []metrics.Sample
+	sample  []runtimemetrics.Sample
 }
 
 func newCollector(on bool) *collector {
-	return &collector{on: on, sample: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}
+	return &collector{on: on, sample: []runtimemetrics.Sample{{Name: "/gc/heap/live:bytes"}}}
 }
 
 // gcPercent lets a heap of which live bytes live grow to heapFloor at least.
@@ -43,8 +43,8 @@ func (c *collector) step() {
 	if !c.on {
 		return
 	}
-	metrics.Read(c.sample)
-	if c.sample[0].Value.Kind() != metrics.KindUint64 {
+	runtimemetrics.Read(c.sample)
+	if c.sample[0].Value.Kind() != runtimemetrics.KindUint64 {
 		return
 	}
 	want := gcPercent(c.sample[0].Value.Uint64())
