@@ -510,6 +510,47 @@ routes:
 	})
 }
 
+// An ext_proc that ends while a server works takes no answer with it, on whatever
+// kind of route.
+func TestFactAnswersOnTheirWaySurviveExtProc(t *testing.T) {
+	release := make(chan struct{})
+	up := envoytest.NewUpstream(t, envoytest.Gate(release, envoytest.Status(429, `{"mine":true}`)))
+	e, p, _ := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [computed, closed, both] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: computed, match: { prefix: /computed/ }, dialect: openai, pool: a, retryFields: computed }
+- { name: closed, match: { prefix: /closed/ }, dialect: openai, pool: a, onFailure: closed }
+- { name: both, match: { prefix: /both/ }, dialect: openai, pool: a, onFailure: closed, retryFields: computed }
+`}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	type result struct {
+		path string
+		answer
+		err error
+	}
+	results := make(chan result)
+	paths := []string{"/computed/messages", "/closed/messages", "/both/messages"}
+	for _, path := range paths {
+		go func() {
+			a, err := e.try("POST", path, strings.NewReader(`{}`))
+			results <- result{path, a, err}
+		}()
+	}
+	up.WaitRequests(len(paths))
+	p.kill()
+	close(release)
+	for range paths {
+		r := <-results
+		if r.err != nil || r.status != 429 || r.body != `{"mine":true}` {
+			t.Errorf("%s: %d %s, %v", r.path, r.status, r.body, r.err)
+		}
+		expectHeader(t, r.answer, "Retry-After-Ms", "1000")
+		expectHeader(t, r.answer, "Retry-After", "1")
+	}
+}
+
 // The body's user is read only where the route that the model has chosen asks
 // for it; how many answers are asked for is always read.
 func TestFactUserIsReadOnRoutesThatAskForIt(t *testing.T) {
