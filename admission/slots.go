@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -15,15 +16,23 @@ import (
 // others out by freeSlots slots and crowd at most.
 type slots struct {
 	// due are the earliest slots that are outstanding, in order; later is how many
-	// more there are, none before laterFrom.
-	due       []time.Duration
+	// more there are, none before laterFrom. Where none is due, none is later.
+	due       []slot
 	later     int
 	laterFrom time.Duration
 	last      time.Duration // the latest of all
-	shared    int           // of them: from the level's line
+	// shared is how many of all are of the level's line, laterShared how many of
+	// later.
+	shared, laterShared int
 
 	early   float64 // returns before their time, of late
 	earlyAt time.Duration
+}
+
+// slot is a time to come back.
+type slot struct {
+	at     time.Duration
+	shared bool // of the level's line
 }
 
 const (
@@ -32,14 +41,14 @@ const (
 	// has open at once.
 	freeSlots = 8
 	// crowd is how long the line may be for more of them.
-	crowd = time.Second
+	crowd = 500 * time.Millisecond
 	// ownPace is how much further apart slots outside the line are. With it all
 	// refused clients return at 1¼ of the planned rate.
 	ownPace = 4
 	// earlyOver is the time constant with which an early return is forgiven.
 	earlyOver = 10 * time.Second
-	// keptSlots bounds slots.due.
-	keptSlots = 32
+	// keptSlots bounds slots.due. Of more slots the times are not known exactly.
+	keptSlots = 64
 )
 
 // n is how many slots are outstanding.
@@ -49,12 +58,7 @@ func (s *slots) n() int { return len(s.due) + s.later }
 func (s *slots) own() int { return s.n() - s.shared }
 
 // first is the earliest outstanding slot; there must be one.
-func (s *slots) first() time.Duration {
-	if len(s.due) == 0 {
-		return s.laterFrom
-	}
-	return s.due[0]
-}
+func (s *slots) first() time.Duration { return s.due[0].at }
 
 // arrive notes that a request came, and reports whether it is one that was told
 // to come later.
@@ -75,27 +79,54 @@ func (s *slots) arrive(now time.Duration, retry int, l *line) (early bool) {
 
 // use takes the earliest slot away.
 func (s *slots) use() {
-	if len(s.due) > 0 {
-		s.due = slices.Delete(s.due, 0, 1)
-	} else {
-		s.later--
+	if s.due[0].shared {
+		s.shared--
 	}
-	s.shared = max(0, s.shared-1)
+	s.due = slices.Delete(s.due, 0, 1)
+	if len(s.due) == 0 && s.later > 0 {
+		s.recall()
+	}
+}
+
+// recall makes slots of the number of later ones, as if they were evenly spread,
+// those of the line first.
+func (s *slots) recall() {
+	step := (s.last - s.laterFrom) / time.Duration(max(1, s.later-1))
+	for range min(s.later, keptSlots) {
+		shared := s.laterShared > 0
+		if shared {
+			s.laterShared--
+		}
+		s.due = append(s.due, slot{s.laterFrom, shared})
+		s.later--
+		s.laterFrom += step
+	}
 }
 
 // add keeps a slot.
-func (s *slots) add(slot time.Duration) {
-	s.last = max(s.last, slot)
-	if s.later > 0 && slot >= s.laterFrom {
-		s.later++
+func (s *slots) add(n slot) {
+	s.last = max(s.last, n.at)
+	if n.shared {
+		s.shared++
+	}
+	if s.later > 0 && n.at >= s.laterFrom {
+		s.postpone(n)
 		return
 	}
-	at, _ := slices.BinarySearch(s.due, slot)
-	s.due = slices.Insert(s.due, at, slot)
+	at, _ := slices.BinarySearchFunc(s.due, n.at, func(o slot, t time.Duration) int { return cmp.Compare(o.at, t) })
+	s.due = slices.Insert(s.due, at, n)
 	if len(s.due) > keptSlots {
-		s.laterFrom = s.due[keptSlots]
-		s.later++
+		s.laterFrom = s.due[keptSlots].at
+		s.postpone(s.due[keptSlots])
 		s.due = s.due[:keptSlots]
+	}
+}
+
+// postpone keeps a slot by number alone.
+func (s *slots) postpone(n slot) {
+	s.later++
+	if n.shared {
+		s.laterShared++
 	}
 }
 
@@ -118,31 +149,30 @@ func (s *slots) give(now, patience time.Duration, l *line, quota, crowding int64
 			longest = patience
 		}
 		if longest == patience || int64(s.shared) < quota {
-			slot, ok := l.next(now, longest)
+			at, ok := l.next(now, longest)
 			if ok {
-				s.add(slot)
-				s.shared++
-				return slot, true
+				s.add(slot{at, true})
+				return at, true
 			}
 			if longest == patience {
-				return slot, false
+				return at, false
 			}
 		}
 	}
 	pace := float64(l.spacing.Load()) * ownPace * float64(max(1, crowding)) * (1 + earliness)
-	slot := max(now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
-	if slot > now+patience {
-		return slot, false
+	at := max(now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
+	if at > now+patience {
+		return at, false
 	}
-	s.add(slot)
-	return slot, true
+	s.add(slot{at, false})
+	return at, true
 }
 
 // expire forgets slots whose clients did not come.
 func (s *slots) expire(now time.Duration, l *line) {
 	if n := s.n(); n > 0 && now > s.last+abandoned {
 		l.gone.Add(int64(n))
-		s.due, s.later, s.shared = s.due[:0], 0, 0
+		s.due, s.later, s.shared, s.laterShared = s.due[:0], 0, 0, 0
 	}
 }
 
