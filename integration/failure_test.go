@@ -358,7 +358,7 @@ func TestFairleadKilledUnderLoad(t *testing.T) {
 
 func allSynced(proxies []admin.Proxy) bool {
 	for _, p := range proxies {
-		if len(p.Types) != 4 {
+		if len(p.Types) != 5 {
 			return false
 		}
 		for _, typ := range p.Types {
