@@ -99,7 +99,10 @@ func eventRule(key string, value *structpb.Value, path ...string) *jsonparserv3.
 // usageTags put what usageFilters found into downstream entries; they are absent
 // where nothing was found. The counter's metadata is typed: it would come with an
 // entry only together with some untyped metadata, while an expression reads it
-// always (measured on Envoy 1.40.0).
+// always. Tags and record are 180 bytes in an entry; entries of other routes stay
+// as they are, and the tags' evaluation is lost in the noise there (285 µs of CPU
+// a request with them and without, 9 interleaved rounds of 2,000; all measured on
+// Envoy 1.40.0).
 func usageTags() []*tracingv3.CustomTag {
 	const counted = `metadata.typed_filter_metadata["` + namespaceUsage + `"]`
 	// A record without counts, of an answer that could not be read, would read as

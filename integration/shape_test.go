@@ -1124,6 +1124,25 @@ func TestShapeTurnsAConcurrencyLimitInto429(t *testing.T) {
 		expectError(t, a, 429, dialect, "concurrent")
 		expectSoon(t, a)
 	}
+	// Those that are refused together don't come back together.
+	const together = 40
+	told := make(chan string, together)
+	for range together {
+		go func() {
+			a, err := e.try("POST", "/v1/messages", strings.NewReader(`{}`))
+			if err != nil {
+				t.Error(err)
+			}
+			told <- a.header.Get("Retry-After-Ms")
+		}()
+	}
+	slots := map[string]bool{}
+	for range together {
+		slots[<-told] = true
+	}
+	if len(slots) < together/2 {
+		t.Errorf("%d requests were told only %d different times", together, len(slots))
+	}
 	close(release)
 	if err := <-first; err != nil {
 		t.Error(err)
