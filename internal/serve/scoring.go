@@ -60,6 +60,7 @@ type tracker struct {
 	sent    own.Sent
 	// closed is until when it told callers to stay away; zero if it did not.
 	closed time.Time
+	limit  admission.EndpointLimit
 }
 
 func newScoring(model scoringModel, ledger *accesslog.Ledger, admit func(time.Time, []admission.PoolView) []admission.PoolState) *scoring {
@@ -332,7 +333,45 @@ func each(p *fleet.Pool, verdicts []scorer.Verdict, visit func(*fleet.Endpoint, 
 	}
 }
 
+// meanTokens is the mean of prompt and answer together over what the pool has in
+// flight, 0 if nothing is or is known.
+func (s *scoring) meanTokens(pool string) float64 {
+	tokens, requests := 0.0, 0.0
+	for i := range s.states {
+		if s.states[i].Name != pool {
+			continue
+		}
+		for _, l := range s.states[i].Levels {
+			tokens += float64(l.InFlight) * (l.MeanInput + l.MeanOutput)
+			requests += float64(l.InFlight)
+		}
+	}
+	if requests == 0 {
+		return 0
+	}
+	return tokens / requests
+}
+
+// learnedLimit is how many attempts the endpoint may have in flight by what its
+// engine tells; maxInFlight as long as that is nothing.
+func (t *tracker) learnedLimit(now time.Time, p *fleet.Pool, inFlight int32, meanTokens float64) int {
+	v := admission.EndpointView{InFlight: int(max(inFlight, 0)), Max: p.MaxInFlight, MeanTokens: meanTokens}
+	if p.Decode != nil {
+		v.Batch = p.Decode.Batch()
+	}
+	v.KVTokens, _ = t.window.Newest(telemetry.HasKVTokens)
+	if latest, ok := t.window.Last(telemetry.HasTTFT, now, scorer.FreshAge); ok {
+		v.Measured, v.TTFTSum, v.TTFTCount = true, latest.TTFTSum, latest.TTFTCount
+		if latest.Known.Has(telemetry.HasPromptTokens) {
+			v.PromptTokens = latest.PromptTokens
+		}
+		v.QueueKnown, v.Waiting = latest.Known.Has(telemetry.HasWaiting), latest.Waiting
+	}
+	return t.limit.Step(now, v)
+}
+
 func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) plan.PoolInput {
+	meanTokens := s.meanTokens(p.Name)
 	input := plan.PoolInput{Name: p.Name, Tier: p.Tier, SpillAt: p.SpillAt, Endpoints: make([]plan.EndpointInput, 0, len(p.Endpoints))}
 	each(p, verdicts, func(e *fleet.Endpoint, v scorer.Verdict) {
 		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
@@ -340,6 +379,9 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		// What the engine works on beside our own requests takes room too. One
 		// place always stays: the engine's word may be wrong.
 		limit := int32(p.MaxInFlight)
+		if p.Limit == fleet.LimitLearned {
+			limit = int32(s.endpoints[key].learnedLimit(now, p, s.ledger.InFlight(slot), meanTokens))
+		}
 		if t := s.endpoints[key]; t.window.Age(now) <= foreignAge {
 			limit = max(1, limit-t.foreign.Requests())
 		}

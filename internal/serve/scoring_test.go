@@ -301,3 +301,68 @@ func TestNumbersThatAServerDoesNotTellAreLeftOut(t *testing.T) {
 
 // noAdmission knows nothing of any pool.
 func noAdmission(time.Time, []admission.PoolView) []admission.PoolState { return nil }
+
+// TestLearnedLimitFollowsTheEngine holds what admission's correction is fed with.
+func TestLearnedLimitFollowsTheEngine(t *testing.T) {
+	cfg := &fleet.Config{
+		Pools: []fleet.Pool{{Name: "h100", MaxInFlight: 64, Limit: fleet.LimitLearned, Telemetry: fleet.Telemetry{Source: fleet.TelemetryPush},
+			Decode:    &fleet.Decode{Base: 5 * time.Millisecond, PerRequest: 500 * time.Microsecond, Target: 25 * time.Millisecond},
+			Endpoints: []fleet.Endpoint{{Name: "a", Address: netip.MustParseAddrPort("10.0.0.1:1"), Capacity: 1}}}},
+		Routes: []fleet.Route{{Name: "chat", Split: fleet.Split{{Pool: "h100", Weight: 1}}}},
+	}
+	s := testScoring(t, cfg)
+	inputs, _ := s.step(time.Now())
+	if got := inputs.Pools[0].Endpoints[0].MaxInFlight; got != 40 {
+		t.Errorf("limit %d without telemetry, want 40: the batch that keeps the target", got)
+	}
+	// The cache holds three requests of what is in flight.
+	s.states = []admission.PoolState{{Name: "h100"}}
+	s.states[0].Levels[4] = admission.LevelState{InFlight: 2, MeanInput: 2000, MeanOutput: 1000}
+	key := fleet.EndpointKey{Pool: "h100", Address: cfg.Pools[0].Endpoints[0].Address}
+	now := time.Now()
+	s.read(telemetry.Reading{Endpoint: key, Sample: telemetry.Sample{At: now, Known: telemetry.HasKVTokens | telemetry.HasKVUsage, KVTokens: 10_000}})
+	inputs, _ = s.step(now)
+	if got := inputs.Pools[0].Endpoints[0].MaxInFlight; got != 3 {
+		t.Errorf("limit %d with a cache of 10,000 tokens and requests of 3,000, want 3", got)
+	}
+}
+
+// TestEndpointThatAsksForAWaitIsClosed holds what upstreams' answers do.
+func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
+	cfg := &fleet.Config{
+		Pools: []fleet.Pool{{Name: "h100", MaxInFlight: 64, Endpoints: []fleet.Endpoint{
+			{Name: "a", Address: netip.MustParseAddrPort("10.0.0.1:1"), Capacity: 1}, {Name: "b", Address: netip.MustParseAddrPort("10.0.0.1:2"), Capacity: 1}}}},
+		Routes: []fleet.Route{{Name: "chat", Split: fleet.Split{{Pool: "h100", Weight: 1}}}},
+	}
+	s := testScoring(t, cfg)
+	key := fleet.EndpointKey{Pool: "h100", Address: cfg.Pools[0].Endpoints[0].Address}
+	now := time.Now()
+	closedAfter := func(code int, wait, later time.Duration) bool {
+		s.endpoints[key].closed = time.Time{}
+		s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Code: code, RetryAfter: wait, At: now})
+		inputs, _ := s.step(now.Add(later))
+		if inputs.Pools[0].Endpoints[1].Closed {
+			t.Error("the other endpoint is closed too")
+		}
+		return inputs.Pools[0].Endpoints[0].Closed
+	}
+	for _, c := range []struct {
+		code        int
+		wait, later time.Duration
+		want        bool
+	}{
+		{429, 5 * time.Second, 4 * time.Second, true},
+		{429, 5 * time.Second, 6 * time.Second, false},
+		{429, 0, 900 * time.Millisecond, true},
+		{429, 0, 1100 * time.Millisecond, false},
+		{529, 0, 900 * time.Millisecond, true},
+		{503, 0, 0, false},
+		{503, 3 * time.Second, 2 * time.Second, true},
+		{503, time.Hour, 61 * time.Second, false},
+		{200, 5 * time.Second, time.Second, false},
+	} {
+		if got := closedAfter(c.code, c.wait, c.later); got != c.want {
+			t.Errorf("%v after a %d with a wait of %v: closed %v, want %v", c.later, c.code, c.wait, got, c.want)
+		}
+	}
+}
