@@ -19,6 +19,13 @@ const (
 	// flowWindow is fixed so that grpc-go sends no probes to estimate the
 	// bandwidth-delay product of a local connection.
 	flowWindow = 1 << 20
+	// streamWorkers handle streams on stacks that have grown already: a
+	// goroutine of its own for each stream spends some 40 µs of CPU, a fifth of
+	// the request's, on making and growing one (Envoy 1.40.0 at 800 requests a
+	// second, 20 interleaved rounds: 0.73 of a stock server that answers empty,
+	// 0.85 without workers; 4 were too few, 8 and 32 alike). Streams that wait
+	// for their answer occupy one; when none is free gRPC starts a goroutine.
+	streamWorkers = 32
 )
 
 // ServerOptions are what the gRPC server of a Service must be made with: the
@@ -32,6 +39,7 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.InitialWindowSize(flowWindow),
 		grpc.InitialConnWindowSize(flowWindow),
+		grpc.NumStreamWorkers(streamWorkers),
 	}
 }
 
