@@ -216,11 +216,6 @@ func (l *Ledger) Reserve(id string, pick fleet.EndpointKey, limit int32, expecte
 	return true
 }
 
-// Decided is Reserve without a limit.
-func (l *Ledger) Decided(id, _ string, pick fleet.EndpointKey, at time.Time) {
-	l.Reserve(id, pick, 0, 0, at)
-}
-
 // Cancel undoes a reservation that nothing came of. One that the log has
 // confirmed stays: its attempt is real.
 func (l *Ledger) Cancel(id string) {
