@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
@@ -215,11 +216,8 @@ func residentBytes(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// waitSteering waits until ext_proc takes part in the sidecar's answers.
-func waitSteering(t *testing.T, listen string) {
-	t.Helper()
-	envoytest.Eventually(t, "ext_proc to take part", func() bool {
-		_, h, _, err := tryPost("http://"+listen+chatPath, `{"max_tokens":1}`, "authorization", "Bearer warm-up")
-		return err == nil && h.Get("X-Route-Strategy") == "dynamic"
-	})
+// waitExtProc waits until Envoy's health check has found ext_proc serving; no
+// request is sent for it.
+func waitExtProc(e *envoytest.Envoy) {
+	e.WaitStat("cluster."+wire.ClusterExtProc+".membership_healthy", func(n int64) bool { return n == 1 })
 }

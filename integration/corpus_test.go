@@ -293,15 +293,16 @@ routes:
 		}
 	}
 
-	// A route that trusts the header believes it alone; without one the body of
-	// its requests counts like any other's, or not at all.
+	// A route that trusts the header believes it alone; without one that can be
+	// read the body counts as anywhere.
 	for _, row := range []struct {
 		header string
 		want   fleet.Tokens
 		source extproc.BudgetSource
 	}{
 		{"16", 16, extproc.BudgetHeader},
-		{"junk", corpusDefault, extproc.BudgetInvalid},
+		{"junk", 32000, extproc.BudgetBody},
+		{"", 32000, extproc.BudgetBody},
 	} {
 		r := s.postJSON("/trusted"+chatPath, `{"max_tokens":32000}`, "max_tokens", row.header)
 		if e := s.lastEvent(); r.status != 200 || e.Route != "trusted" || e.Budget != row.want || e.BudgetSource != row.source {

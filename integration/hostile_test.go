@@ -97,7 +97,7 @@ routes:
 `, envoytest.FreeAddr(t), m.addr()))
 	p.serve(t)
 	e, listen := p.sidecar(t)
-	waitSteering(t, listen)
+	waitExtProc(e)
 
 	var bystanders, quiet latencies
 	with := wide(t)

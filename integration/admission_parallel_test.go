@@ -1,0 +1,207 @@
+package integration
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+)
+
+// holding answers what is posted only after it is released, with a short JSON
+// body.
+func holding(release <-chan struct{}) http.Handler {
+	held := envoytest.Gate(release, envoytest.JSON(`{}`))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			held.ServeHTTP(w, r)
+		}
+	})
+}
+
+// twoDialects is a config with a route for each dialect over one pool of one
+// server.
+func twoDialects(t *testing.T, m *modelServer, pool, limits string) string {
+	return fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: %s }, routes: [messages, chat] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ], %s }
+routes:
+  - { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, pool: a }
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+%s`, envoytest.FreeAddr(t), m.addr(), pool, limits)
+}
+
+// dialectPath is where request i goes: every other one speaks the other dialect.
+func dialectPath(i int) (string, fleet.Dialect) {
+	if i%2 == 0 {
+		return chatPath, fleet.DialectOpenAI
+	}
+	return "/v1/messages", fleet.DialectAnthropic
+}
+
+// early waits until the minute is young enough for a window of a minute to hold
+// what follows.
+func early(t *testing.T) {
+	t.Helper()
+	envoytest.Eventually(t, "a young minute", func() bool { return time.Now().Second() < 35 })
+}
+
+// TestExactlyFiftyOfTwoHundredEnter sends 200 requests at a time against a limit
+// of 50, by a server's limit, by a client's concurrency and by a rate, each with
+// the access log arriving and with nobody to take it.
+func TestExactlyFiftyOfTwoHundredEnter(t *testing.T) {
+	for _, way := range []struct {
+		name, pool, limits string
+		rate               bool
+	}{
+		{name: "a server's limit", pool: "maxInFlight: 50"},
+		{name: "a client's concurrency", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, concurrency: 50 }\n"},
+		{name: "a rate", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, requests: 50/min }\n", rate: true},
+	} {
+		for _, log := range []string{"log arrives", "log is away"} {
+			t.Run(way.name+", "+log, func(t *testing.T) {
+				m := newModelServer(t)
+				release := make(chan struct{})
+				m.answerWith(holding(release))
+				p := newPlace(t, twoDialects(t, m, way.pool, way.limits))
+				p.serve(t)
+				socket := p.config.Serve.AccessLog.Path
+				if log == "log is away" {
+					// The sidecar finds nobody where the log should go.
+					if err := os.Rename(socket, socket+".away"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				e, listen := p.sidecar(t)
+				waitExtProc(e)
+				if way.rate {
+					early(t)
+				}
+				m.peak.Store(0)
+				admitted, refused := burst(t, m, listen, 200, 50, release)
+				if len(admitted) != 50 || len(refused) != 150 {
+					t.Errorf("%d entered and %d were refused; want 50 and 150", len(admitted), len(refused))
+				}
+				if n := m.peak.Load(); n != 50 {
+					t.Errorf("the server had up to %d at a time; want 50", n)
+				}
+				checkSlots(t, refused)
+				if way.rate {
+					checkRemaining(t, admitted, 50)
+				}
+			})
+		}
+	}
+}
+
+// answered is an answer with the dialect it should be in.
+type answered struct {
+	answer
+	dialect fleet.Dialect
+}
+
+// burst sends n requests at a time to a server that holds what reaches it until
+// limit are inside and all others have their answer; then it releases them and
+// parts the answers.
+func burst(t *testing.T, m *modelServer, listen string, n, limit int, release chan struct{}) (admitted, refused []answered) {
+	t.Helper()
+	with := wide(t)
+	with.Transport.(*http.Transport).MaxIdleConnsPerHost = n
+	var mu sync.Mutex
+	var all []answered
+	var parts sync.WaitGroup
+	start := make(chan struct{})
+	for i := range n {
+		path, dialect := dialectPath(i)
+		parts.Go(func() {
+			<-start
+			a, err := ask(t.Context(), with, "http://"+listen+path, `{"max_tokens":16,"messages":[]}`, false, "authorization", "Bearer parallel")
+			if err != nil {
+				t.Errorf("request %d: %v", i, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, answered{a, dialect})
+		})
+	}
+	close(start)
+	envoytest.Eventually(t, "every request inside or answered", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return int(m.inside.Load())+len(all) == n
+	})
+	if inside := m.inside.Load(); int(inside) != limit {
+		t.Errorf("%d are inside; want %d", inside, limit)
+	}
+	close(release)
+	parts.Wait()
+	for _, a := range all {
+		switch a.status {
+		case http.StatusOK:
+			admitted = append(admitted, a)
+		case http.StatusTooManyRequests:
+			refused = append(refused, a)
+		default:
+			t.Errorf("status %d: %s", a.status, a.body)
+		}
+	}
+	return admitted, refused
+}
+
+// checkSlots: each refusal is in its dialect and complete, and those that are
+// told to come back are told to come one by one.
+func checkSlots(t *testing.T, refused []answered) {
+	t.Helper()
+	slots := map[int64]int{}
+	again := 0
+	for _, r := range refused {
+		expectRefusal(t, r.answer, r.dialect)
+		if r.header.Get("X-Should-Retry") == "false" {
+			continue
+		}
+		again++
+		slots[whole(r.header, "Retry-After-Ms")]++
+	}
+	shared := 0
+	for ms, n := range slots {
+		if n > 1 {
+			shared++
+			t.Logf("%d refused requests share the slot %d ms", n, ms)
+		}
+	}
+	if shared > 0 {
+		t.Errorf("%d of %d refused requests share slots: %v", again-len(slots), again, slices.Sorted(maps.Keys(slots)))
+	}
+	t.Logf("%d refused, %d of them told to come back, in %d slots", len(refused), again, len(slots))
+}
+
+// checkRemaining: each admitted request was told another number of remaining
+// ones, limit−1 … 0.
+func checkRemaining(t *testing.T, admitted []answered, limit int64) {
+	t.Helper()
+	var left []int64
+	for _, a := range admitted {
+		left = append(left, whole(a.header, "X-Ratelimit-Remaining"))
+		if n := whole(a.header, "X-Ratelimit-Limit"); n != limit {
+			t.Errorf("x-ratelimit-limit %d; want %d", n, limit)
+		}
+		if !strings.Contains(a.header.Get("Ratelimit-Policy"), fmt.Sprintf("q=%d", limit)) || a.header.Get("Ratelimit") == "" {
+			t.Errorf("RateLimit %q, RateLimit-Policy %q", a.header.Get("Ratelimit"), a.header.Get("Ratelimit-Policy"))
+		}
+	}
+	slices.Sort(left)
+	for i, n := range left {
+		if n != int64(i) {
+			t.Errorf("remaining %v; want 0 … %d once each", left, limit-1)
+			break
+		}
+	}
+}
