@@ -229,9 +229,7 @@ func (g *group) detach(ses *session) {
 	if g.rollbackDue() {
 		g.markBusy()
 	}
-	if g.runtimeTakeBack() {
-		g.runtime.look()
-	}
+	g.forgetRuntime(ses)
 }
 
 // request takes in one request of a stream and returns what there is to tell.

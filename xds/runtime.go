@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"sync"
@@ -52,6 +53,8 @@ type runtime struct {
 	published items
 	pushed    time.Time // the last push
 	kept      map[*keptWatch]struct{}
+	askers    int                   // Envoys that ask for it
+	refusers  map[*session]struct{} // those that may refuse what is published
 }
 
 // layer is the content of a runtime layer. limits is never written.
@@ -85,7 +88,7 @@ func newRuntime() runtime {
 	return runtime{
 		cache: filled(typeRuntime, published), wake: make(chan struct{}, 1),
 		desired: empty, handled: empty, current: empty,
-		published: published, kept: map[*keptWatch]struct{}{},
+		published: published, kept: map[*keptWatch]struct{}{}, refusers: map[*session]struct{}{},
 	}
 }
 
@@ -221,6 +224,7 @@ func (g *group) runtimeRequest(ses *session, r *discoveryv3.DeltaDiscoveryReques
 	if ts == nil {
 		ts = newTypeState(r)
 		ses.runtime = ts
+		g.runtime.askers++
 		if ts.held[wire.RuntimeName] != "" {
 			ses.keepsUntil = now.Add(g.server.runtimeSettle)
 		}
@@ -234,8 +238,9 @@ func (g *group) runtimeRequest(ses *session, r *discoveryv3.DeltaDiscoveryReques
 	}
 	event := Event{Kind: EventAck, TypeURL: typeRuntime, Group: g.name, Node: ses.node}
 	if detail := r.GetErrorDetail(); detail != nil {
-		event.Kind, event.Detail = EventNack, oneLine(detail.GetMessage())
+		event.Kind, event.Detail = EventNack, cmp.Or(oneLine(detail.GetMessage()), "refused without a reason")
 		ts.refused = &refusal{at: now, text: event.Detail, versions: o.versions}
+		g.runtime.refusers[ses] = struct{}{}
 	} else {
 		o.bring(ts.held)
 		ts.lastAck = now
@@ -247,7 +252,7 @@ func (g *group) runtimeRequest(ses *session, r *discoveryv3.DeltaDiscoveryReques
 	switch {
 	case g.runtimeTakeBack():
 		rt.look()
-	case ts.held[wire.RuntimeName] == rt.current.version && g.runtimeRefusers() == 0:
+	case rt.accepted.version != rt.current.version && ts.held[wire.RuntimeName] == rt.current.version && g.runtimeRefusers() == 0:
 		rt.accepted = rt.current
 	}
 	return []Event{event}, nil
@@ -262,47 +267,45 @@ func (g *group) runtimeTakeBack() bool {
 		return false
 	}
 	n := g.runtimeRefusers()
-	return n >= 2 || (n == 1 && g.runtimeAskers() == 1)
-}
-
-func (g *group) runtimeAskers() int {
-	n := 0
-	for ses := range g.sessions {
-		if ses.runtime != nil {
-			n++
-		}
-	}
-	return n
+	return n >= 2 || (n == 1 && g.runtime.askers == 1)
 }
 
 // runtimeRefusers counts the Envoys whose last answer about the published
-// runtime was a refusal.
+// runtime was a refusal, and forgets those of whom that no longer holds.
 func (g *group) runtimeRefusers() int {
-	n := 0
-	for ses := range g.sessions {
-		if g.refusesRuntime(ses) {
-			n++
+	for ses := range g.runtime.refusers {
+		if !g.refusesRuntime(ses) {
+			delete(g.runtime.refusers, ses)
 		}
 	}
-	return n
+	return len(g.runtime.refusers)
 }
 
 func (g *group) refusesRuntime(ses *session) bool {
-	if ses.runtime == nil {
-		return false
-	}
 	r := ses.runtime.refused
-	return r != nil && !r.answered && r.versions[wire.RuntimeName] == g.runtime.current.version
+	return !r.answered && r.versions[wire.RuntimeName] == g.runtime.current.version
 }
 
 // runtimeRefusalText is one of the refusals of what is published.
 func (g *group) runtimeRefusalText() string {
-	for ses := range g.sessions {
+	for ses := range g.runtime.refusers {
 		if g.refusesRuntime(ses) {
 			return ses.runtime.refused.text
 		}
 	}
 	return ""
+}
+
+// forgetRuntime is told that an Envoy is gone. The caller holds g.mu.
+func (g *group) forgetRuntime(ses *session) {
+	if ses.runtime == nil {
+		return
+	}
+	g.runtime.askers--
+	delete(g.runtime.refusers, ses)
+	if g.runtimeTakeBack() {
+		g.runtime.look()
+	}
 }
 
 // runtimeStatus judges what an Envoy holds of the runtime. The caller holds g.mu.

@@ -11,6 +11,7 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	runtimev3 "github.com/envoyproxy/go-control-plane/envoy/service/runtime/v3"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/fairlead-proxy/fairlead/envoy"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -328,6 +329,31 @@ func TestRefusedRuntimeIsTakenBackAloneAndShown(t *testing.T) {
 	}
 }
 
+func TestRefusalWithoutAReasonIsOne(t *testing.T) {
+	r := newRig(t, target("h100=10 a100=90"), unpaced)
+	c := r.join("n1", "edge", layered)
+	c.mu.Lock()
+	c.mute[typeRuntime] = true
+	c.mu.Unlock()
+	r.limit("h100", 5)
+	eventually(t, "the limit went out", func() bool { return slices.Contains(c.got(), "RTDS +fairlead") })
+	g := r.group()
+	g.mu.Lock()
+	var nonce string
+	for ses := range g.sessions {
+		nonce = ses.runtime.open[0].nonce
+	}
+	g.mu.Unlock()
+	c.mu.Lock()
+	c.mute[typeRuntime] = false
+	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeRuntime, ResponseNonce: nonce, ErrorDetail: &statuspb.Status{Code: 13}})
+	c.mu.Unlock()
+	eventually(t, "it is taken back", func() bool { return r.count(EventRollback) == 1 })
+	if g := r.server.Groups()[0]; g.RuntimeRefused != "refused without a reason" || len(g.MaxRequests) != 0 {
+		t.Errorf("group %+v", g)
+	}
+}
+
 func TestRuntimeRefusedByOneOfSeveralIsItsOwn(t *testing.T) {
 	r := newRig(t, target("h100=10 a100=90"), unpaced)
 	r.join("odd", "edge", layered, refusing(refuseLimit))
@@ -430,5 +456,29 @@ func TestLimitsAndWeightsChangeAtOnce(t *testing.T) {
 	}
 	if n := r.count(EventNack) + r.count(EventAckTimeout); n != 0 {
 		t.Errorf("%d refusals or timeouts", n)
+	}
+}
+
+// BenchmarkLimitChange is one change of a limit until 1,000 Envoys in this process
+// have confirmed it.
+func BenchmarkLimitChange(b *testing.B) {
+	const envoys = 1000
+	r := newRig(b, target("h100=10 a100=90"), unpaced)
+	for i := range envoys {
+		r.connect(fmt.Sprintf("n%04d", i), "edge", layered)
+	}
+	confirmed := func() bool {
+		for _, n := range r.server.Status() {
+			if len(n.Types) != 5 || n.Types[4].State != Synced {
+				return false
+			}
+		}
+		return connected(r.server) == envoys
+	}
+	eventually(b, "all are synced", confirmed)
+	b.ReportMetric(envoys, "envoys")
+	for i := 0; b.Loop(); i++ {
+		r.limit("h100", uint32(5+i))
+		eventually(b, "all have it", func() bool { return r.server.Groups()[0].MaxRequests["h100"] == uint32(5+i) && confirmed() })
 	}
 }
