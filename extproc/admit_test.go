@@ -364,10 +364,12 @@ func TestRefusalsTellWhatToDo(t *testing.T) {
 		want    string
 	}{
 		{admission.ReasonConcurrency, share(12, 8, true), "You have 12 requests in flight and may have 8: reduce concurrent requests from 12 to 8. Retry in 1234 ms."},
-		{admission.ReasonConcurrency, share(8, 8, true), "You have 8 requests in flight and may have 8: wait until one of them has ended. Retry in 1234 ms."},
-		{admission.ReasonConcurrency, share(1, 1, true), "You have 1 request in flight and may have 1: wait until one of them has ended. Retry in 1234 ms."},
+		{admission.ReasonConcurrency, share(8, 8, true), "You have 8 requests in flight, as many as you may: wait until one has ended. Retry in 1234 ms."},
+		{admission.ReasonConcurrency, share(1, 1, true), "You have 1 request in flight, as many as you may: wait until one has ended. Retry in 1234 ms."},
 		{admission.ReasonShare, share(12, 8, true), "The model servers are full. You have 12 requests in flight and your share is 8: reduce concurrent requests from 12 to 8. Retry in 1234 ms."},
 		{admission.ReasonShare, share(12, 8, false), "The model servers are full. You have 12 requests in flight and your share is 8: reduce concurrent requests from 12 to 8. Do not retry: waiting will not help in time."},
+		{admission.ReasonShare, share(8, 8, true), "The model servers are full. You have 8 requests in flight, which is your share: wait until one has ended. Retry in 1234 ms."},
+		{admission.ReasonShare, share(0, 1, true), "The model servers are full. Retry in 1234 ms."},
 		{admission.ReasonLevel, share(1, 8, true), "The model servers are full, and requests with an output budget like this one's have their part of them. Retry in 1234 ms."},
 		{admission.ReasonRequests, share(1, 8, true), "Your limit of 600 requests per minute is used up; the limit is reset in 12 s. Retry in 1234 ms."},
 		{admission.ReasonTokens, share(1, 8, true), "This request may take 1100 tokens and you have 1200 left of 400000 tokens per minute; the limit is reset in 12 s. Retry in 1234 ms."},

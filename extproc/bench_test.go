@@ -2,17 +2,19 @@ package extproc
 
 import (
 	"testing"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
+	protobuf "google.golang.org/protobuf/proto"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
-
-	"time"
 )
 
 // typicalMessage is a chat request as an SDK sends it through Envoy.
@@ -64,20 +66,57 @@ func newOnce(t testing.TB) *once {
 }
 
 func TestFullDecisionAllocatesLittle(t *testing.T) {
-	w, st := benchWorld(t), newOnce(t)
-	got := testing.AllocsPerRun(1000, func() {
-		if err := w.process(st); err != nil {
-			t.Fatal(err)
+	limited := admission.Verdict{Admitted: true, Reason: admission.ReasonAdmitted, Standing: standing, Concurrency: 5}
+	for _, row := range []struct {
+		name  string
+		gate  Admission
+		claim bool
+		most  float64
+	}{
+		// The id's string for the ledger, grpc's slice and buffer around the answer.
+		{"no admission", nil, false, 4},
+		{"admission", quiet{}, false, 5},
+		{"limit and hint", &steady{verdict: limited}, false, 5},
+		{"refusal", &steady{verdict: admission.Verdict{Reason: admission.ReasonTokens, Standing: standing}}, false, 5},
+		{"claim of a token", quiet{}, true, 5},
+	} {
+		w, st := benchWorld(t), newOnce(t)
+		w.o.Admission = row.gate
+		if row.claim {
+			w.plan.RouteInfo(0).ClientKey, w.plan.RouteInfo(0).Claim = fleet.ClientKeyJWT, "sub"
+			m := &extprocv3.ProcessingRequest{}
+			_ = protobuf.Unmarshal(typicalMessage(t), m)
+			m.MetadataContext.FilterMetadata[wire.NamespaceJWT] = mustStruct(map[string]any{wire.KeyClaims: map[string]any{"sub": 1e9}})
+			st.in = mem.BufferSlice{mem.SliceBuffer(marshal(t, m))}
 		}
-	})
-	// The id's string for the ledger, grpc's slice and buffer around the answer.
-	if got > 4 {
-		t.Errorf("%v allocations per decision", got)
+		got := testing.AllocsPerRun(1000, func() {
+			if err := w.process(st); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if got > row.most {
+			t.Errorf("%s: %v allocations per decision", row.name, got)
+		}
 	}
 }
 
-func BenchmarkFullDecision(b *testing.B) {
+// steady is an Admission with one verdict.
+type steady struct {
+	quiet
+	verdict admission.Verdict
+}
+
+func (s *steady) Admit(*admission.Ask) admission.Verdict { return s.verdict }
+
+func BenchmarkFullDecision(b *testing.B)         { benchDecision(b, nil) }
+func BenchmarkFullDecisionAdmitted(b *testing.B) { benchDecision(b, quiet{}) }
+func BenchmarkFullDecisionOfALimit(b *testing.B) {
+	benchDecision(b, &steady{verdict: admission.Verdict{Admitted: true, Reason: admission.ReasonAdmitted, Standing: standing}})
+}
+
+func benchDecision(b *testing.B, gate Admission) {
 	w, st := benchWorld(b), newOnce(b)
+	w.o.Admission = gate
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := w.process(st); err != nil {
@@ -124,6 +163,7 @@ func (emptyServer) Process(s extprocv3.ExternalProcessor_ProcessServer) error {
 // the servers'.
 func BenchmarkSocketFullDecision(b *testing.B) {
 	w := benchWorld(b)
+	w.o.Admission = quiet{}
 	benchSocket(b, serveOn(b, w.Register, ServerOptions()...))
 }
 

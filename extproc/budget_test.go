@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 func TestDeclaredTextReadsWhatServersWouldRead(t *testing.T) {
@@ -86,31 +87,88 @@ func TestDeclarationsJoinToTheLargest(t *testing.T) {
 	}
 }
 
-func TestBudgetOfBodiesAsEnvoyExposesThem(t *testing.T) {
+// TestBudgetCorpus: what clients send, as Envoy 1.40.0 hands it over (measured):
+// of a body that it parsed the top-level fields, or read where there is none of
+// use; of one that it couldn't parse error alone; nothing of one that it didn't
+// look at. Every row goes on to the upstream, which knows how to refuse it.
+func TestBudgetCorpus(t *testing.T) {
+	type fields = map[string]any
+	parsed := func(v any) fields { return fields{"max_tokens": v, "model": "m"} }
+	nothing, broken := fields{"read": true}, fields{"error": true}
+	const top, preset = MaxBudget, fleet.Tokens(700)
 	for _, row := range []struct {
 		name   string
-		peek   map[string]any
-		noBody bool
+		header string // max_tokens; "-" is an empty one
+		peek   fields
 		want   fleet.Tokens
 		source BudgetSource
 	}{
-		{"number", map[string]any{"max_tokens": 77}, false, 77, BudgetBody},
-		{"text", map[string]any{"max_tokens": "100"}, false, 100, BudgetBody},
-		{"bool", map[string]any{"max_tokens": true}, false, 512, BudgetInvalid},
-		{"object", map[string]any{"max_tokens": map[string]any{"a": 1}}, false, 512, BudgetInvalid},
-		{"negative", map[string]any{"max_tokens": -5}, false, 512, BudgetInvalid},
-		{"zero", map[string]any{"max_tokens": 0}, false, 512, BudgetInvalid},
-		{"2^64 and more", map[string]any{"max_tokens": 1e20}, false, MaxBudget, BudgetBody},
-		{"only the model", map[string]any{"model": "m"}, false, 512, BudgetDefault},
-		{"none of the keys", map[string]any{"read": true}, false, 512, BudgetDefault},
-		{"broken", map[string]any{"error": true}, false, 512, BudgetUnreadable},
-		{"not looked at", nil, false, 512, BudgetUnread},
-		{"no body at all", nil, true, 512, BudgetDefault},
+		{"512", "", parsed(512), 512, BudgetBody},
+		{"512.0 and 5.12e2", "", parsed(512.0), 512, BudgetBody},
+		{"text", "", parsed("512"), 512, BudgetBody},
+		{"text with white space", "", parsed(" 512\n"), 512, BudgetBody},
+		{"escaped key, byte order mark", "", parsed(512), 512, BudgetBody},
+		{"chunked, or above the length that is looked at", "", nil, preset, BudgetUnread},
+		{"fraction", "", parsed(1.5), 2, BudgetBody},
+		{"1e9", "", parsed(1e9), 1e9, BudgetBody},
+		{"2^31", "", parsed(2147483648.0), top, BudgetBody},
+		{"20 digits", "", parsed(1e20), top, BudgetBody},
+		{"2^63 to 2^64, 1e400, 10,000 digits, NaN", "", broken, preset, BudgetUnreadable},
+		{"text of 10,000 digits is above 8 KiB", "", nothing, preset, BudgetDefault},
+		{"text of 8,000 digits", "", parsed(strings.Repeat("9", 8000)), top, BudgetBody},
+		{"absent, null, list, object, nested, inside the prompt, other case", "", nothing, preset, BudgetDefault},
+		{"empty text", "", parsed(""), preset, BudgetInvalid},
+		{"-1", "", parsed(-1), preset, BudgetInvalid},
+		{"-2^63", "", parsed(-9.22e18), preset, BudgetInvalid},
+		{"0 and -0", "", parsed(0), preset, BudgetInvalid},
+		{"true", "", parsed(true), preset, BudgetInvalid},
+		{"512abc", "", parsed("512abc"), preset, BudgetInvalid},
+		{"0x200", "", parsed("0x200"), preset, BudgetInvalid},
+		{"full-width digits", "", parsed("５１２"), preset, BudgetInvalid},
+		{"1_000", "", parsed("1_000"), preset, BudgetInvalid},
+		{"NaN as text", "", parsed("NaN"), preset, BudgetInvalid},
+		{"broken, truncated, UTF-16, gzip, multipart, two documents, 1,000 levels", "", broken, preset, BudgetUnreadable},
+		{"16 then 32000: the last counts", "", parsed(32000), 32000, BudgetBody},
+		{"32000 then 16: the last counts", "", parsed(16), 16, BudgetBody},
+		{"max_completion_tokens beside", "", fields{"max_tokens": 16, "max_completion_tokens": 32000}, 32000, BudgetBody},
+		{"max_output_tokens beside", "", fields{"max_tokens": 32000, "max_output_tokens": 16}, 32000, BudgetBody},
+		{"junk beside a number", "", fields{"max_tokens": "junk", "max_completion_tokens": 30}, 30, BudgetBody},
+		{"other spellings: generationConfig, num_predict, max_new_tokens", "", nothing, preset, BudgetDefault},
+		{"header smaller", "16", parsed(32000), 32000, BudgetMismatch},
+		{"header larger", "32000", parsed(16), 32000, BudgetMismatch},
+		{"header agrees", "512", parsed(512), 512, BudgetAgreed},
+		{"header alone", "512", nothing, 512, BudgetHeader},
+		{"header with a list", "16, 32000", parsed(20), 32000, BudgetMismatch},
+		{"header with a sign", "+512", nothing, 512, BudgetHeader},
+		{"header empty", "-", parsed(512), 512, BudgetBody},
+		{"header empty and nothing else", "-", nothing, preset, BudgetInvalid},
+		{"header, body unreadable", "16", broken, preset, BudgetUnreadable},
+		{"header, body not looked at", "16", nil, preset, BudgetUnread},
+		{"large header, body not looked at", "16000", nil, 16000, BudgetUnread},
+		{"header above all", "99999999999999999999", nothing, top, BudgetHeader},
 	} {
-		w := newWorld(t)
-		w.ask(t, message{route: "chat", cluster: "h100", peek: row.peek, noBody: row.noBody})
-		if e := w.lastEvent(); e.Budget != row.want || e.BudgetSource != row.source {
-			t.Errorf("%s: %d from %s; want %d from %s", row.name, e.Budget, e.BudgetSource, row.want, row.source)
+		w, g := gated(t, func(in *plan.Inputs, _ *Options) { in.Routes[0].DefaultBudget = preset })
+		m := message{route: "chat", cluster: "h100", peek: row.peek, headers: map[string]string{}}
+		if row.header != "" {
+			m.headers["max_tokens"] = strings.TrimPrefix(row.header, "-")
 		}
+		if r := w.ask(t, m); r.GetRequestHeaders() == nil {
+			t.Errorf("%s: %v", row.name, r)
+		}
+		e := w.lastEvent()
+		if e.Budget != row.want || e.BudgetSource != row.source || e.Level != fleet.LevelOf(row.want) {
+			t.Errorf("%s: %d from %s, level %d; want %d from %s", row.name, e.Budget, e.BudgetSource, e.Level, row.want, row.source)
+		}
+		if g.last().Output != row.want {
+			t.Errorf("%s: %d tokens are reserved; want %d", row.name, g.last().Output, row.want)
+		}
+	}
+}
+
+func TestNoBodyIsNotAnUnreadOne(t *testing.T) {
+	w := newWorld(t)
+	w.ask(t, message{route: "chat", cluster: "h100", noBody: true})
+	if e := w.lastEvent(); e.Budget != 512 || e.BudgetSource != BudgetDefault {
+		t.Errorf("%d from %s", e.Budget, e.BudgetSource)
 	}
 }

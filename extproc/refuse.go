@@ -168,9 +168,12 @@ func (r *refusal) appendMessage(b []byte) []byte {
 	case admission.ReasonNoRoom:
 		return r.appendNoRoom(b)
 	case admission.ReasonConcurrency:
-		b = r.appendInFlight(b, "You have ", " and may have ")
+		b = r.appendInFlight(append(b, "You have "...), " and may have ", ", as many as you may")
 	case admission.ReasonShare:
-		b = r.appendInFlight(b, "The model servers are full. You have ", " and your share is ")
+		b = append(b, "The model servers are full."...)
+		if v.admit.Refusal.InFlight > 0 {
+			b = r.appendInFlight(append(b, " You have "...), " and your share is ", ", which is your share")
+		}
 	case admission.ReasonLevel:
 		b = append(b, "The model servers are full, and requests with an output budget like this one's have their part of them."...)
 	case admission.ReasonRequests:
@@ -216,15 +219,16 @@ func (r *refusal) appendNoRoom(b []byte) []byte {
 	return r.appendRetry(b)
 }
 
-// appendInFlight tells how many requests the client has and may have in flight.
-func (r *refusal) appendInFlight(b []byte, before, middle string) []byte {
+// appendInFlight tells how many requests the client has in flight and, where that
+// is more than it should have, how many those are.
+func (r *refusal) appendInFlight(b []byte, should, atLimit string) []byte {
 	has, may := uint64(max(r.v.admit.Refusal.InFlight, 0)), r.concurrency
-	b = appendUint(append(b, before...), has)
+	b = appendUint(b, has)
 	b = append(append(b, plural(has, " request")...), " in flight"...)
-	b = appendUint(append(b, middle...), may)
 	if has <= may {
-		return append(b, ": wait until one of them has ended."...)
+		return append(append(b, atLimit...), ": wait until one has ended."...)
 	}
+	b = appendUint(append(b, should...), may)
 	b = appendUint(append(b, ": reduce concurrent requests from "...), has)
 	b = appendUint(append(b, " to "...), may)
 	return append(b, '.')
