@@ -26,7 +26,7 @@ type claim struct {
 	pool          *pool
 	limit         string // whose concurrency counts it; "" none
 	ticket        Ticket
-	start, until  time.Duration
+	until         time.Duration
 	input, output fleet.Tokens
 	attempt       int
 	level         fleet.BurstLevel

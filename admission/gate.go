@@ -221,7 +221,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	if b.ask.ID != "" {
 		k := claim{
 			id: b.ask.ID, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
-			start: b.now, until: until, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
+			until: until, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			level: b.ask.Level, class: b.class,
 		}
 		older, ok := g.claims.add(&k)
@@ -279,8 +279,7 @@ func (g *Gate) Apply(o fleet.Outcome) {
 	if o.ID == "" {
 		return
 	}
-	at := g.since(o.At)
-	switch o.Kind {
+	switch at := g.since(o.At); o.Kind {
 	case fleet.AttemptStarted, fleet.Heartbeat:
 		g.claims.renew(o.ID, o.Node, o.Attempt, at+lease)
 	case fleet.AttemptEnded:
@@ -290,15 +289,14 @@ func (g *Gate) Apply(o fleet.Outcome) {
 	case fleet.RequestEnded:
 		if k, ok := g.claims.take(o.ID); ok {
 			g.release(&k)
-			g.account(&k, &o, at)
+			g.account(&k, &o)
 		}
 	}
 }
 
 // account takes in what a request took.
-func (g *Gate) account(k *claim, o *fleet.Outcome, at time.Duration) {
+func (g *Gate) account(k *claim, o *fleet.Outcome) {
 	l := &k.pool.levels[k.level]
-	l.sample(max(0, at-k.start))
 	switch used := &o.Usage; {
 	case used.Known:
 		g.settle(k.ticket, used.Input+used.Output)

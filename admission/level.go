@@ -13,8 +13,9 @@ const (
 	// measured yet: a common target of the inter-token latency.
 	perToken = 25 * time.Millisecond
 	// endsOver and demandOver are time constants of means over time.
-	endsOver   = 5 * time.Second
-	demandOver = time.Second
+	endsOver     = 5 * time.Second
+	demandOver   = time.Second
+	exposureOver = 30 * time.Second
 	// oneRequest is the weight of one request in the means of its level.
 	oneRequest = 0.02
 	// looseSeconds is longer than any lease.
@@ -27,8 +28,7 @@ type level struct {
 	live   atomic.Int64
 	budget atomic.Int64 // of live, while the pool is full
 	line   line
-	// expected is how long a request is in flight, ns: the mean, or a guess from
-	// the length of answers before there is one.
+	// expected is how long a request is in flight, ns.
 	expected atomic.Int64
 
 	// Sums since the last step.
@@ -43,7 +43,9 @@ type level struct {
 	// Of steps alone.
 	ends       float64 // per second
 	demand     float64 // mean in flight
-	residence  float64 // ns, 0 before the first
+	waiting    int     // slots that are outstanding
+	events     float64 // ends, and …
+	exposure   float64 // … the seconds in flight they came of; both over exposureOver
 	meanInput  float64
 	meanOutput float64
 	measured   bool // the means are of requests that ended
@@ -52,19 +54,13 @@ type level struct {
 func (l *level) init(of fleet.BurstLevel, limit float64) {
 	l.budget.Store(math.MaxInt64)
 	l.expected.Store(int64(time.Duration(of.UpperBudget()) * perToken))
-	l.pace(limit)
+	l.pace(0, limit)
 }
 
 // end counts a request that is not in flight any more.
 func (l *level) end() {
 	l.live.Add(-1)
 	l.ended.Add(1)
-}
-
-// sample adds how long a request was in flight that came to its end.
-func (l *level) sample(inFlight time.Duration) {
-	l.timed.Add(1)
-	l.resided.Add(int64(inFlight))
 }
 
 // guess adds what an admitted request is expected to take.
@@ -84,19 +80,31 @@ func (l *level) tokens(input, output fleet.Tokens) {
 // step brings rates and means up to date.
 func (l *level) step(of fleet.BurstLevel, dt time.Duration) {
 	if dt > 0 {
+		ended, live := float64(l.ended.Swap(0)), float64(l.live.Load())
 		keep := decay(dt, endsOver)
-		l.ends = l.ends*keep + float64(l.ended.Swap(0))/dt.Seconds()*(1-keep)
+		l.ends = l.ends*keep + ended/dt.Seconds()*(1-keep)
 		keep = decay(dt, demandOver)
-		l.demand = l.demand*keep + float64(l.live.Load())*(1-keep)
+		l.demand = l.demand*keep + live*(1-keep)
+		keep = decay(dt, exposureOver)
+		l.events = l.events*keep + ended
+		l.exposure = l.exposure*keep + live*dt.Seconds()
 	}
-	blend(&l.residence, float64(l.resided.Swap(0)), l.timed.Swap(0))
 	l.learn()
-	switch {
-	case l.residence > 0:
-		l.expected.Store(int64(l.residence))
-	case l.meanOutput > 0:
-		l.expected.Store(int64(l.meanOutput * float64(perToken)))
+	l.expected.Store(int64(l.inFlight(of)))
+}
+
+// inFlight is how long a request is in flight: all time in flight over the ends
+// in it, which counts requests that still run as well, so that the first to end,
+// the short ones, do not pass for all. The length of answers, at perToken, counts
+// as half an end.
+func (l *level) inFlight(of fleet.BurstLevel) time.Duration {
+	output := l.meanOutput
+	if output == 0 {
+		output = float64(of.UpperBudget())
 	}
+	guess := output * perToken.Seconds()
+	seconds := (l.exposure + guess/2) / (l.events + 0.5)
+	return time.Duration(min(seconds, 24*time.Hour.Seconds()) * float64(time.Second))
 }
 
 // learn keeps the means of tokens: of requests that ended, and of the estimates
@@ -126,8 +134,8 @@ func (l *level) drain(capacity float64) float64 {
 
 // pace lets refused clients of the level return at the rate that is free for
 // them. What was measured counts, and before that what the capacity would end.
-func (l *level) pace(capacity float64) {
-	l.line.pace(freeShare * max(l.ends, l.drain(capacity)))
+func (l *level) pace(now time.Duration, capacity float64) {
+	l.line.pace(now, freeShare*max(l.ends, l.drain(capacity)))
 }
 
 // blend moves a mean towards the mean of n more samples; the first samples are

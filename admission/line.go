@@ -21,6 +21,8 @@ const (
 	// freeShare is the part of the requests that end whose places are left to
 	// those that return; the rest is taken by those that come for the first time.
 	freeShare = 0.3
+	// oneReturn is the weight of one slot in the share of those that return.
+	oneReturn = 0.01
 )
 
 // line is a virtual queue of clients that were sent away: each gets the next
@@ -32,9 +34,10 @@ type line struct {
 	// returned and gone count, since the last step, slots that were used and
 	// slots whose clients did not come.
 	returned, gone atomic.Int64
-	// returning is ρ, the share of refused requests that come back; written and
-	// read by steps alone.
+	// Of steps alone: returning is ρ, the share of refused requests that come back,
+	// laid the widest spacing of the slots in line.
 	returning float64
+	laid      int64
 }
 
 // next takes the next slot, unless that would be later than patience allows:
@@ -52,23 +55,34 @@ func (l *line) next(now, patience time.Duration) (slot time.Duration, ok bool) {
 	}
 }
 
-// queued is how many slots lie in the future.
-func (l *line) queued(now time.Duration) float64 {
-	return max(0, float64(l.tail.Load()-int64(now+retryFloor))/float64(l.spacing.Load()))
-}
-
 // pace sets the spacing from the rate at which places become free for those that
 // return, per second.
-func (l *line) pace(free float64) {
+func (l *line) pace(now time.Duration, free float64) {
 	if l.returning == 0 {
 		l.returning = 1
 	}
 	returned, gone := float64(l.returned.Swap(0)), float64(l.gone.Swap(0))
 	if n := returned + gone; n > 0 {
-		// The weight of one slot is 1 %: a few hundred make up the memory.
-		l.returning += (returned/n - l.returning) * (1 - math.Pow(0.99, n))
+		l.returning += (returned/n - l.returning) * (1 - math.Pow(1-oneReturn, n))
 	}
 	rho := min(max(l.returning, 0.1), 1)
 	spacing := rho / max(free, 1e-3) * float64(time.Second)
 	l.spacing.Store(int64(min(max(spacing, float64(time.Microsecond)), float64(time.Hour))))
+	l.shorten(now)
+}
+
+// shorten moves up the tail of a line that was laid with more than twice the
+// spacing, as at a cold start: those that come now needn't wait behind slots that
+// were given by a bad guess. With both, slots are 1½ times as dense at most.
+func (l *line) shorten(now time.Duration) {
+	spacing, tail := l.spacing.Load(), l.tail.Load()
+	ahead := tail - int64(now+retryFloor)
+	switch {
+	case ahead <= 0, l.laid < spacing:
+		l.laid = spacing
+	case 2*spacing < l.laid:
+		shorter := int64(now+retryFloor) + int64(float64(ahead)*float64(spacing)/float64(l.laid))
+		l.tail.CompareAndSwap(tail, shorter) // else a slot was given just now: next time
+		l.laid = spacing
+	}
 }

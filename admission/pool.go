@@ -110,6 +110,9 @@ func (p *pool) slew(limit float64, dt time.Duration) {
 // begin starts a step: what clients want is gathered after it.
 func (p *pool) begin(step uint64) {
 	p.step, p.demands, p.active, p.queueing = step, p.demands[:0], 0, 0
+	for i := range p.levels {
+		p.levels[i].waiting = 0
+	}
 }
 
 // settle takes in what was gathered and a view, if there is one.
@@ -128,18 +131,18 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))
 		p.whole.Store(atLeastOne(p.limit))
 		p.fullAt.Store(int64(math.Ceil(fullShare * p.limit)))
-		p.divide(now)
+		p.divide()
 	}
-	p.pace()
+	p.pace(now)
 }
 
 // divide finds the shares of clients and the budgets of levels.
-func (p *pool) divide(now time.Duration) {
+func (p *pool) divide() {
 	capacity := max(0, p.limit-float64(p.foreign.Load()))
 	p.share.Store(math.Float64bits(waterLevel(p.demands, capacity)))
 	var wants [fleet.BurstLevels]demand
 	for i := range p.levels {
-		wants[i] = demand{p.levels[i].want(now), 1}
+		wants[i] = demand{p.levels[i].want(), 1}
 	}
 	budget := waterLevel(wants[:], capacity)
 	for i := range p.levels {
@@ -152,12 +155,12 @@ func (p *pool) divide(now time.Duration) {
 }
 
 // want is how many of a level would be in flight if they could.
-func (l *level) want(now time.Duration) float64 {
-	return max(float64(l.live.Load()), l.demand) + l.line.queued(now)
+func (l *level) want() float64 {
+	return max(float64(l.live.Load()), l.demand) + float64(l.waiting)
 }
 
 // pace sets the pace of all lines.
-func (p *pool) pace() {
+func (p *pool) pace(now time.Duration) {
 	total := float64(p.live.Load())
 	for i := range p.levels {
 		l := &p.levels[i]
@@ -165,7 +168,7 @@ func (p *pool) pace() {
 		if b := l.budget.Load(); b < math.MaxInt64 {
 			room = min(p.limit, float64(b))
 		}
-		l.pace(room)
+		l.pace(now, room)
 	}
 }
 
@@ -184,19 +187,19 @@ func (p *pool) endLoose(now time.Duration) {
 }
 
 // state tells what became of a step.
-func (p *pool) state(now time.Duration) PoolState {
+func (p *pool) state() PoolState {
 	st := PoolState{Name: p.name, Limit: p.limit, Clients: p.active, Share: math.Inf(1), Ends: p.ends}
 	full := p.full()
 	if full {
 		st.Share = p.waterLevel()
 	}
 	for i := range p.levels {
-		st.Levels[i] = p.levels[i].state(now, full)
+		st.Levels[i] = p.levels[i].state(full)
 	}
 	return st
 }
 
-func (l *level) state(now time.Duration, full bool) LevelState {
+func (l *level) state(full bool) LevelState {
 	live, budget := l.live.Load(), l.budget.Load()
 	st := LevelState{
 		InFlight: int(live), Budget: math.Inf(1),
@@ -208,7 +211,7 @@ func (l *level) state(now time.Duration, full bool) LevelState {
 	st.Budget = float64(budget)
 	if full && live >= budget {
 		st.Backlogged = true
-		excess := l.want(now) - float64(budget) + 1
+		excess := l.want() - float64(budget) + 1
 		rate := max(l.ends, l.drain(float64(budget)))
 		st.Queue = time.Duration(max(0, min(excess/rate, time.Hour.Seconds())) * float64(time.Second))
 	}

@@ -1,21 +1,19 @@
 package admission
 
-import (
-	"cmp"
-	"math"
-	"slices"
-)
+import "math"
 
 // demand is what one party wants of a capacity, and how much it weighs.
 type demand struct{ want, weight float64 }
 
 // waterLevel is the weighted max-min fair level λ: each party gets
 // min(want, weight·λ), and together they get the capacity. It is +Inf where all
-// wants fit. Weights are positive. The demands are put in another order.
+// wants fit. Weights are positive. The demands are overwritten.
 //
 // It is progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2): who
-// wants least for its weight is satisfied first, and what it leaves is the
-// others'.
+// wants no more than an equal part per weight is satisfied, and what it leaves is
+// the others', until nobody is satisfied by that. Without sorting that takes
+// a few passes, each over those who are left (as Michelot, J. Optim. Theory Appl.
+// 50, 1986, projects on a simplex).
 func waterLevel(demands []demand, capacity float64) float64 {
 	total, weight := 0.0, 0.0
 	for _, d := range demands {
@@ -25,16 +23,26 @@ func waterLevel(demands []demand, capacity float64) float64 {
 	if total <= capacity {
 		return math.Inf(1)
 	}
-	slices.SortFunc(demands, func(a, b demand) int { return cmp.Compare(a.want*b.weight, b.want*a.weight) })
 	left := max(0, capacity)
-	for _, d := range demands {
-		if level := left / weight; d.want > level*d.weight {
+	for {
+		level := left / weight
+		open := demands[:0]
+		for _, d := range demands {
+			if d.want > level*d.weight {
+				open = append(open, d)
+				continue
+			}
+			left -= d.want
+			weight -= d.weight
+		}
+		switch {
+		case len(open) == 0:
+			return math.Inf(1) // they fit but for rounding
+		case len(open) == len(demands):
 			return level
 		}
-		left -= d.want
-		weight -= d.weight
+		demands = open
 	}
-	return math.Inf(1)
 }
 
 // atLeastOne is a share as a whole number of requests: rounded down, but one is

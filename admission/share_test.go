@@ -59,7 +59,7 @@ func TestWaterLevelLeavesNothingAndTakesFromNobodyBelow(t *testing.T) {
 			demands[i] = demand{w, float64(1 + i%4)}
 		}
 		capacity := rapid.Float64Range(0, 1000).Draw(t, "capacity")
-		level := waterLevel(demands, capacity)
+		level := waterLevel(slices.Clone(demands), capacity)
 		total, want := 0.0, 0.0
 		for _, d := range demands {
 			got := min(d.want, level*d.weight)

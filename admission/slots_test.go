@@ -28,7 +28,7 @@ func busiest(returns []time.Duration, span time.Duration) int {
 func paced(perSecond float64) *world {
 	w := newWorld(config(), perSecond, nil)
 	l := &w.settings.Load().pools["p"].levels[3]
-	l.residence = float64(time.Second)
+	l.events, l.exposure = 1e6, 1e6 // a second each
 	w.tick(0)
 	return w
 }

@@ -24,7 +24,7 @@ func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 	out := make([]PoolState, 0, len(views))
 	for i := range views {
 		if p := s.pools[views[i].Name]; p != nil {
-			out = append(out, p.state(at))
+			out = append(out, p.state())
 		}
 	}
 	return out
@@ -77,6 +77,7 @@ func (a *account) demand(step uint64) {
 		return // not of the configuration any more
 	}
 	want := max(float64(a.live), a.mean) + float64(a.slots.n())
+	p.levels[a.level].waiting += a.slots.n()
 	if a.live > 0 || a.slots.n() > 0 {
 		p.active++
 	}

@@ -1,0 +1,314 @@
+package admission
+
+import (
+	"container/heap"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// caller is a program behind an official SDK: it has some requests open at once,
+// waits as it is told, and begins anew with another request when it is told that
+// there is no point, or after two retries.
+type caller struct {
+	name     string
+	open     int // requests at once
+	think    time.Duration
+	class    fleet.RequestClass
+	level    fleet.BurstLevel
+	hammers  bool // retries at once, whatever it is told
+	from     time.Duration
+	admitted int
+	live     int
+}
+
+// event is something that happens to one of a caller's open requests.
+type event struct {
+	at    time.Duration
+	of    *caller
+	retry int
+	ends  string // id of the request that ends; "" is one that is sent
+	beats string // id of the request that shows a sign of life
+}
+
+type events []event
+
+func (e events) Len() int           { return len(e) }
+func (e events) Less(i, j int) bool { return e[i].at < e[j].at }
+func (e events) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)        { *e = append(*e, x.(event)) }
+func (e *events) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+	return last
+}
+
+// loop plays callers against a gate in front of one pool.
+type loop struct {
+	*world
+	t       testing.TB
+	places  int // of the pool: the plan refuses beyond
+	rng     *rand.Rand
+	queue   events
+	lasts   [fleet.BurstLevels]time.Duration // mean time in flight
+	live    int
+	area    float64 // ∫ live, from the time of measuring on
+	levels  [fleet.BurstLevels]float64
+	byLevel [fleet.BurstLevels]int
+	lives   []float64 // at ticks
+	shares  map[*caller]float64
+	since   time.Duration
+}
+
+func newLoop(t testing.TB, places int) *loop {
+	l := &loop{world: newWorld(config(), float64(places), nil), t: t, places: places, rng: rand.New(rand.NewPCG(7, uint64(places))), shares: map[*caller]float64{}}
+	for i := range l.lasts {
+		l.lasts[i] = time.Second
+	}
+	return l
+}
+
+func (l *loop) add(callers ...*caller) {
+	for _, c := range callers {
+		for range c.open {
+			heap.Push(&l.queue, event{at: c.from + time.Duration(l.rng.Int64N(int64(100*time.Millisecond))), of: c})
+		}
+	}
+}
+
+// run plays until then; what is measured is measured from since on.
+func (l *loop) run(callers []*caller, since, until time.Duration) {
+	l.since = since
+	l.add(callers...)
+	for now := time.Duration(0); now < until; now += 50 * time.Millisecond {
+		for len(l.queue) > 0 && l.queue[0].at <= now {
+			e := heap.Pop(&l.queue).(event)
+			l.clock.at.Store(int64(e.at))
+			l.handle(e)
+		}
+		l.clock.at.Store(int64(now))
+		l.Step(l.clock.now(), []PoolView{{Name: "p", Limit: l.limit, InFlight: l.live}})
+		if now >= since {
+			l.lives = append(l.lives, float64(l.live))
+			for _, c := range callers {
+				l.shares[c] += float64(c.live)
+			}
+			for i, n := range l.byLevel {
+				l.levels[i] += float64(n)
+			}
+		}
+	}
+	for _, c := range callers {
+		l.shares[c] /= float64(len(l.lives))
+	}
+	for i := range l.levels {
+		l.levels[i] /= float64(len(l.lives))
+	}
+}
+
+func (l *loop) handle(e event) {
+	c := e.of
+	if e.beats != "" {
+		l.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: e.beats, Attempt: 1, At: l.clock.now()})
+		if l.claims.known(e.beats) {
+			heap.Push(&l.queue, event{at: e.at + 10*time.Second, of: c, beats: e.beats})
+		}
+		return
+	}
+	if e.ends != "" {
+		l.end(e.ends)
+		c.live--
+		l.live--
+		l.byLevel[c.level]--
+		heap.Push(&l.queue, event{at: e.at + l.about(c.think), of: c})
+		return
+	}
+	a := l.ask(c.name)
+	a.Class, a.Level, a.Retry, a.Seed = c.class, c.level, e.retry, l.rng.Uint64()
+	if c.class == 0 {
+		a.Class = fleet.ClassInteractive
+	}
+	var r Refusal
+	if l.live >= l.places {
+		r = l.Refuse(&a, ReasonBusy)
+	} else {
+		v := l.Admit(&a)
+		if v.Admitted {
+			if e.at >= l.since {
+				c.admitted++
+			}
+			c.live++
+			l.live++
+			l.byLevel[c.level]++
+			heap.Push(&l.queue, event{at: e.at + l.about(l.lasts[c.level]), of: c, ends: a.ID})
+			heap.Push(&l.queue, event{at: e.at, of: c, beats: a.ID})
+			return
+		}
+		r = v.Refusal
+		if l.live*10 < l.places*8 {
+			l.t.Fatalf("refused for %v with %d of %d in flight", v.Reason, l.live, l.places)
+		}
+	}
+	switch {
+	case c.hammers:
+		heap.Push(&l.queue, event{at: e.at + 10*time.Millisecond, of: c, retry: e.retry + 1})
+	case r.ShouldRetry && e.retry < 2:
+		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c, retry: e.retry + 1})
+	default: // an error to the program, which goes on with something else
+		heap.Push(&l.queue, event{at: e.at + l.about(c.think+time.Second), of: c})
+	}
+}
+
+// about is a time that is exponentially distributed.
+func (l *loop) about(mean time.Duration) time.Duration {
+	return time.Millisecond + time.Duration(l.rng.ExpFloat64()*float64(mean))
+}
+
+// busy is the mean and the 1st percentile of the places that are taken.
+func (l *loop) busy() (mean, low float64) {
+	for _, n := range l.lives {
+		mean += n
+	}
+	slices.Sort(l.lives)
+	return mean / float64(len(l.lives)) / float64(l.places), l.lives[len(l.lives)/100] / float64(l.places)
+}
+
+// known reports whether a claim is there.
+func (t *claims) known(id string) bool {
+	s := t.shardOf(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.byID[id]
+	return ok
+}
+
+func TestSmallClientsGetWhatTheyWantBesideAHog(t *testing.T) {
+	for _, hammers := range []bool{false, true} {
+		l := newLoop(t, 50)
+		hog := &caller{name: "hog", open: 200, hammers: hammers}
+		callers := []*caller{hog}
+		for i := range 10 {
+			callers = append(callers, &caller{name: fmt.Sprint("small", i), open: 2, from: 10 * time.Second})
+		}
+		l.run(callers, 20*time.Second, 80*time.Second)
+		small := 0.0
+		for _, c := range callers[1:] {
+			small += l.shares[c]
+		}
+		mean, low := l.busy()
+		t.Logf("hammers %v: of 50 places the hog has %.1f and ten small clients %.1f of the 20 they want; busy %.2f, 1st percentile %.2f",
+			hammers, l.shares[hog], small, mean, low)
+		if small < 16 {
+			t.Errorf("hammers %v: small clients have %.1f in flight; want nearly 20", hammers, small)
+		}
+		if mean < 0.85 {
+			t.Errorf("hammers %v: %.2f of the pool is busy; want 0.85", hammers, mean)
+		}
+	}
+}
+
+func TestClassesShareAFullPoolByTheirWeights(t *testing.T) {
+	l := newLoop(t, 100)
+	people := &caller{name: "people", open: 300, class: fleet.ClassInteractive, hammers: true}
+	jobs := &caller{name: "jobs", open: 300, class: fleet.ClassBatch, hammers: true}
+	l.run([]*caller{people, jobs}, 10*time.Second, 40*time.Second)
+	t.Logf("interactive %.1f, batch %.1f of 100", l.shares[people], l.shares[jobs])
+	if ratio := l.shares[people] / l.shares[jobs]; ratio < 3 || ratio > 5.5 {
+		t.Errorf("interactive has %.1f times as much as batch; want about %d", ratio, interactiveWeight/batchWeight)
+	}
+}
+
+func TestLoneClientOfALoneLevelHasTheWholePool(t *testing.T) {
+	l := newLoop(t, 100)
+	l.run([]*caller{{name: "only", open: 400}}, 10*time.Second, 40*time.Second)
+	mean, low := l.busy()
+	t.Logf("busy %.2f, 1st percentile %.2f", mean, low)
+	if mean < 0.9 {
+		t.Errorf("%.2f of the pool is busy; want 0.9", mean)
+	}
+}
+
+// TestLongRequestsDoNotCrowdOutShortOnes gives long ones most of the demand.
+func TestLongRequestsDoNotCrowdOutShortOnes(t *testing.T) {
+	l := newLoop(t, 100)
+	l.lasts[1], l.lasts[7] = 500*time.Millisecond, 20*time.Second
+	var callers []*caller
+	for i := range 50 {
+		callers = append(callers, &caller{name: fmt.Sprint("long", i), open: 4, level: 7})
+		callers = append(callers, &caller{name: fmt.Sprint("short", i), open: 1, level: 1, from: 20 * time.Second})
+	}
+	l.run(callers, 60*time.Second, 200*time.Second)
+	t.Logf("short %.1f, long %.1f of 100", l.levels[1], l.levels[7])
+	if l.levels[1] < 25 {
+		t.Errorf("short requests have %.1f places; want near the 50 they ask for", l.levels[1])
+	}
+	if total := l.levels[1] + l.levels[7]; total < 80 {
+		t.Errorf("%.1f of 100 places are taken", total)
+	}
+}
+
+// TestFullPoolStaysFull bounds the swing of a pool whose clients all follow their
+// advice.
+func TestFullPoolStaysFull(t *testing.T) {
+	l := newLoop(t, 200)
+	var callers []*caller
+	for i := range 300 {
+		callers = append(callers, &caller{name: fmt.Sprint(i), open: 3, think: 100 * time.Millisecond})
+	}
+	l.run(callers, 30*time.Second, 120*time.Second)
+	mean, low := l.busy()
+	t.Logf("busy %.2f, 1st percentile %.2f", mean, low)
+	if mean < 0.9 || low < 0.75 {
+		t.Errorf("busy %.2f, 1st percentile %.2f; want it to stay full", mean, low)
+	}
+}
+
+func TestPoolThatIsNotFullRefusesNobody(t *testing.T) {
+	l := newLoop(t, 100)
+	hog := &caller{name: "hog", open: 80}
+	l.run([]*caller{hog}, 0, 10*time.Second)
+	n := l.Counters().ByReason
+	if n[ReasonShare]+n[ReasonLevel]+n[ReasonBusy] != 0 {
+		t.Errorf("refused with 80 of 100 places taken: %v", n)
+	}
+}
+
+func TestLimitOfAPoolMovesSlowly(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.limit = 10
+	prev := 100.0
+	for range 100 {
+		got := w.tick(100 * time.Millisecond).Limit
+		if got < prev*math.Pow(0.7, 0.1)-1e-9 {
+			t.Fatalf("from %v to %v in 100 ms; want at most 30 %% down per second", prev, got)
+		}
+		prev = got
+	}
+	if prev != 10 {
+		t.Errorf("limit %v after 10 s; want 10", prev)
+	}
+	w.limit = 1000
+	for range 100 {
+		got := w.tick(100 * time.Millisecond).Limit
+		if got > max(prev*math.Pow(1.1, 0.1), prev+0.1)+1e-9 {
+			t.Fatalf("from %v to %v in 100 ms; want at most 10 %% up per second", prev, got)
+		}
+		prev = got
+	}
+	w.limit = 0
+	for range 600 {
+		w.tick(100 * time.Millisecond)
+	}
+	w.limit = 100
+	for range 450 {
+		w.tick(100 * time.Millisecond)
+	}
+	if got := w.tick(0).Limit; got < 90 {
+		t.Errorf("45 s after it came back from nothing the limit is %v; want 100", got)
+	}
+}
