@@ -1,6 +1,7 @@
 package accesslog
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -39,11 +40,11 @@ func batches(t testing.TB) (up, down []byte, requests int) {
 		for _, e := range m.GetHttpLogs().GetLogEntry() {
 			switch e.GetCommonProperties().GetAccessLogType() {
 			case alsdatav3.AccessLogType_UpstreamPoolReady:
-				start = e
+				start = cmp.Or(start, e)
 			case alsdatav3.AccessLogType_UpstreamEnd:
-				attemptEnd = e
+				attemptEnd = cmp.Or(attemptEnd, e)
 			case alsdatav3.AccessLogType_DownstreamEnd:
-				end = e
+				end = cmp.Or(end, e)
 			}
 		}
 	}
