@@ -360,11 +360,12 @@ func appendMetadata(b []byte, v *verdict, scratch []byte) []byte {
 // how many requests it should have in flight, if it is near its share. A refusal
 // carries these headers itself.
 func appendStanding(b []byte, v *verdict, scratch []byte) []byte {
-	if v.admit.Standing.Policy == "" && v.admit.Concurrency <= 0 {
+	standing := &v.admit.Standing
+	if standing.Requests.Limit <= 0 && standing.Tokens.Limit <= 0 && v.admit.Concurrency <= 0 {
 		return b
 	}
 	b, limit := openStruct(b, wire.NamespaceLimit)
-	v.admit.Standing.EachHeader(scratch, func(name string, value []byte) { b = stringEntry(b, name, value) })
+	standing.EachHeader(scratch, func(name string, value []byte) { b = stringEntry(b, name, value) })
 	if v.admit.Concurrency > 0 {
 		var digits [20]byte
 		b = stringEntry(b, wire.HeaderRecommendedConcurrency, appendUint(digits[:0], uint64(v.admit.Concurrency)))
