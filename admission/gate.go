@@ -299,7 +299,7 @@ func (g *Gate) account(k *claim, o *fleet.Outcome) {
 	l := &k.pool.levels[k.level]
 	switch used := &o.Usage; {
 	case used.Known:
-		g.settle(k.ticket, used.Input+used.Output)
+		g.settle(k.ticket, k.charged(o))
 		l.tokens(used.Input, used.Output)
 		k.route.usage(k, o)
 	case failed(o):
@@ -309,6 +309,21 @@ func (g *Gate) account(k *claim, o *fleet.Outcome) {
 	default:
 		g.settle(k.ticket, k.input+k.route.generated(o.ResponseBytes, k.output))
 	}
+}
+
+// charged is what a request is charged that told what it took. A stream that
+// broke off tells its output alone, and one that ended in an error may have
+// generated more than it told: nobody is charged less than what is known
+// otherwise.
+func (k *claim) charged(o *fleet.Outcome) fleet.Tokens {
+	input, output := o.Usage.Input, o.Usage.Output
+	if input == 0 { // no prompt has no tokens
+		input = k.input
+	}
+	if o.Usage.Error {
+		output = max(output, k.route.generated(o.ResponseBytes, k.output))
+	}
+	return input + output
 }
 
 // failed reports whether a request was answered with an error, which takes no

@@ -1,0 +1,58 @@
+package admission
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// ledgerLimiter admits everything and notes what is settled.
+type ledgerLimiter struct{ settled []fleet.Tokens }
+
+func (l *ledgerLimiter) Reserve(k LimitKey, r Rates, cost fleet.Tokens, now time.Time) Reservation {
+	return Reservation{Admitted: true, Reason: ReasonAdmitted, Ticket: Ticket{Key: k, Rates: r, End: now.Add(time.Minute), Cost: cost}}
+}
+
+func (l *ledgerLimiter) Settle(_ Ticket, used fleet.Tokens) { l.settled = append(l.settled, used) }
+
+// Requests of the test's world reserve 100 tokens of input and 200 of output.
+func TestReservationsAreSettledByWhatIsKnown(t *testing.T) {
+	const unsettled = -1
+	for _, row := range []struct {
+		name  string
+		code  int
+		cause fleet.Cause
+		bytes int64
+		usage fleet.Usage
+		want  fleet.Tokens
+	}{
+		{"told in full", 200, fleet.CauseOK, 500, fleet.Usage{Known: true, Input: 80, Output: 30}, 110},
+		{"told more than reserved", 200, fleet.CauseOK, 500, fleet.Usage{Known: true, Input: 400, Output: 900}, 1300},
+		{"broken off: the prompt is charged as estimated", 200, fleet.CauseClientGone, 500, fleet.Usage{Known: true, Output: 30}, 130},
+		{"ended in an error: output as long as it is", 200, fleet.CauseOK, 500, fleet.Usage{Known: true, Input: 80, Output: 1, Error: true}, 180},
+		{"error that told more than its length", 200, fleet.CauseOK, 5, fleet.Usage{Known: true, Input: 80, Output: 50, Error: true}, 130},
+		{"told nothing", 200, fleet.CauseOK, 500, fleet.Usage{}, unsettled},
+		{"broken off and told nothing", 200, fleet.CauseClientGone, 500, fleet.Usage{}, 200},
+		{"refused upstream", 503, fleet.CauseServerError, 20, fleet.Usage{}, 0},
+	} {
+		l := &ledgerLimiter{}
+		w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Tokens: fleet.Rate{Amount: 1e6, Window: time.Minute}}), 100, l)
+		first := w.ask("c")
+		w.Admit(&first)
+		// The route learns 5 bytes a token.
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: first.ID, Code: 200, Cause: fleet.CauseOK, ResponseBytes: 500,
+			Usage: fleet.Usage{Known: true, Input: 10, Output: 100}, At: w.clock.now()})
+		l.settled = nil
+		a := w.ask("c")
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: row.code, Cause: row.cause, ResponseBytes: row.bytes, Usage: row.usage, At: w.clock.now()})
+		got := fleet.Tokens(unsettled)
+		if len(l.settled) > 0 {
+			got = l.settled[0]
+		}
+		if got != row.want || len(l.settled) > 1 {
+			t.Errorf("%s: settled %v; want %v", row.name, l.settled, row.want)
+		}
+	}
+}
