@@ -154,20 +154,28 @@ const (
 	longestClosed = time.Minute
 )
 
-// closedFor is how long an endpoint that answered so wants no requests. A 503
-// counts only with a time to wait: without one it may be that request's alone.
+// closedFor is how long, from the arrival of the log entry on, an endpoint that
+// answered so wants no requests. A 503 counts only with a time to wait: without
+// one it may be that request's alone. The entry came later than the answer, and
+// the plan opens the endpoint at a tick: a caller that comes back exactly when it
+// was told must find it open.
 func closedFor(o *fleet.Outcome) time.Duration {
+	wait := o.RetryAfter
 	switch o.Code {
 	case http.StatusTooManyRequests, statusOverloaded:
-		if o.RetryAfter == 0 {
-			return plainThrottle
+		if wait == 0 {
+			wait = plainThrottle
 		}
 	case http.StatusServiceUnavailable:
 	default:
 		return 0
 	}
-	return min(o.RetryAfter, longestClosed)
+	return max(0, min(wait, longestClosed)-reopenEarly)
 }
+
+// reopenEarly is the most that a log's batch (50 ms), the plan's tick (50 ms) and
+// their delays on the way add up to.
+const reopenEarly = 150 * time.Millisecond
 
 // statusOverloaded is Anthropic's "overloaded".
 const statusOverloaded = 529

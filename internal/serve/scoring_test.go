@@ -352,10 +352,11 @@ func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
 		want        bool
 	}{
 		{429, 5 * time.Second, 4 * time.Second, true},
-		{429, 5 * time.Second, 6 * time.Second, false},
-		{429, 0, 900 * time.Millisecond, true},
-		{429, 0, 1100 * time.Millisecond, false},
-		{529, 0, 900 * time.Millisecond, true},
+		{429, 5 * time.Second, 4900 * time.Millisecond, false}, // callers told five seconds are back then
+		{429, 0, 800 * time.Millisecond, true},
+		{429, 0, 900 * time.Millisecond, false},
+		{429, 100 * time.Millisecond, 0, false},
+		{529, 0, 800 * time.Millisecond, true},
 		{503, 0, 0, false},
 		{503, 3 * time.Second, 2 * time.Second, true},
 		{503, time.Hour, 61 * time.Second, false},
