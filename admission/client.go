@@ -10,13 +10,14 @@ import (
 )
 
 const (
-	// maxClients bounds the clients that are told apart. Of those with nothing in
-	// flight the one longest not heard of makes room for a new one; when all have
-	// requests in flight, further clients share sharedPlaces places by hash, and
-	// each place counts as one client.
+	// maxClients bounds the clients that are told apart. One that has nothing in
+	// flight makes room for a new one; when all have requests in flight, further
+	// clients share sharedPlaces places by hash, and each place counts as one client.
 	maxClients   = 4096
 	sharedPlaces = 64
 	clientShards = 64
+	// evictOf is among how many the one longest not heard of is looked for.
+	evictOf = 8
 	// idleAfter is how long a client is remembered that has nothing in flight.
 	idleAfter = time.Minute
 )
@@ -128,14 +129,22 @@ func (t *clients) add(s *clientShard, key Client) *client {
 	return c
 }
 
-// evict forgets the client that has nothing in flight and was longest not heard
-// of, and reports whether there was one. The shard is locked.
+// evict forgets one of the clients that have nothing in flight, of some it looks
+// at the one longest not heard of, and reports whether there was one. The shard is
+// locked.
 func (s *clientShard) evict() bool {
 	var oldest *client
 	var key Client
-	for k, c := range s.byKey {
-		if c.live == 0 && (oldest == nil || c.seen < oldest.seen) {
+	seen := 0
+	for k, c := range s.byKey { // in random order
+		if c.live > 0 {
+			continue
+		}
+		if oldest == nil || c.seen < oldest.seen {
 			oldest, key = c, k
+		}
+		if seen++; seen == evictOf {
+			break
 		}
 	}
 	if oldest != nil {

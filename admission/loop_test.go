@@ -156,7 +156,7 @@ func (l *loop) handle(e event) {
 	}
 	switch {
 	case c.hammers:
-		heap.Push(&l.queue, event{at: e.at + 10*time.Millisecond, of: c, retry: e.retry + 1})
+		heap.Push(&l.queue, event{at: e.at + 40*time.Millisecond, of: c, retry: e.retry + 1})
 	case r.ShouldRetry && e.retry < 2:
 		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c, retry: e.retry + 1})
 	default: // an error to the program, which goes on with something else
@@ -214,8 +214,8 @@ func TestSmallClientsGetWhatTheyWantBesideAHog(t *testing.T) {
 
 func TestClassesShareAFullPoolByTheirWeights(t *testing.T) {
 	l := newLoop(t, 100)
-	people := &caller{name: "people", open: 300, class: fleet.ClassInteractive, hammers: true}
-	jobs := &caller{name: "jobs", open: 300, class: fleet.ClassBatch, hammers: true}
+	people := &caller{name: "people", open: 150, class: fleet.ClassInteractive, hammers: true}
+	jobs := &caller{name: "jobs", open: 150, class: fleet.ClassBatch, hammers: true}
 	l.run([]*caller{people, jobs}, 10*time.Second, 40*time.Second)
 	t.Logf("interactive %.1f, batch %.1f of 100", l.shares[people], l.shares[jobs])
 	if ratio := l.shares[people] / l.shares[jobs]; ratio < 3 || ratio > 5.5 {

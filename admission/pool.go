@@ -96,6 +96,9 @@ func (p *pool) end(of fleet.BurstLevel) {
 
 // slew moves the limit towards what it should be.
 func (p *pool) slew(limit float64, dt time.Duration) {
+	if !(limit >= 0) || math.IsInf(limit, 1) {
+		return // no number to go by
+	}
 	if !p.known {
 		p.limit, p.known = limit, true
 		return

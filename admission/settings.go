@@ -66,11 +66,12 @@ func compile(cfg *fleet.Config, last *settings) *settings {
 		r := &cfg.Routes[i]
 		s.routes[r.Name] = compileRoute(cfg, r, last)
 	}
+	s.other = &route{class: fleet.ClassInteractive, fair: true, limit: cfg.LimitOf("")}
+	s.other.state = newRouteState(otherRoute, 1)
 	if last != nil {
-		s.other = last.other
-	} else {
-		s.other = &route{state: newRouteState(otherRoute, 1), class: fleet.ClassInteractive, fair: true}
+		s.other.state = last.other.state
 	}
+	s.other.compileLimit()
 	return s
 }
 
@@ -89,10 +90,14 @@ func compileRoute(cfg *fleet.Config, r *fleet.Route, last *settings) *route {
 	} else {
 		out.state = newRouteState(r.Name, routeLimit(cfg, r))
 	}
-	if out.limit != nil {
-		out.rest, out.own = compileRules(out.limit)
-	}
+	out.compileLimit()
 	return out
+}
+
+func (r *route) compileLimit() {
+	if r.limit != nil {
+		r.rest, r.own = compileRules(r.limit)
+	}
 }
 
 // routeLimit is what the pools of a route's split may have in flight.

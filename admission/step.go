@@ -1,6 +1,9 @@
 package admission
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Step brings shares, budgets, the pace of retries and leases up to now, and
 // tells what became of the pools of the views, in their order. It is called every
@@ -67,6 +70,7 @@ func (c *client) step(now, dt time.Duration, step uint64) {
 	}
 	clear(c.accounts[len(kept):])
 	c.accounts = kept
+	c.uses = slices.DeleteFunc(c.uses, func(u use) bool { return u.live == 0 && u.tail < now && u.next < now })
 }
 
 // demand tells the pool what the account wants: what it has in flight and what

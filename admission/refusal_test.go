@@ -1,0 +1,232 @@
+package admission_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/admission/ratelimit"
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// noon is the begin of a window of whatever length.
+var noon = time.Date(2024, 6, 21, 12, 0, 0, 0, time.UTC)
+
+// limited is a gate with one limit, and the clock it goes by.
+func limited(l fleet.Limit) (*admission.Gate, *time.Time) {
+	l.Name, l.Key = "team", fleet.ClientKeyAuthorization
+	now := noon
+	g := admission.New(admission.Options{
+		Limiter: ratelimit.NewEmbedded(), Now: func() time.Time { return now },
+		Config: &fleet.Config{
+			Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 100, Endpoints: make([]fleet.Endpoint, 1)}},
+			Routes: []fleet.Route{{Name: "r", Class: fleet.ClassInteractive, FairShare: true, Usage: true}},
+			Limits: []fleet.Limit{l},
+		},
+	})
+	return g, &now
+}
+
+func ask(n int, at time.Time) *admission.Ask {
+	return &admission.Ask{
+		ID: fmt.Sprintf("1718924567123-000-%04d", n), Route: "r", Pool: "p",
+		Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")),
+		Level:  3, Class: fleet.ClassInteractive, Input: 100, Output: 200, At: at, Seed: uint64(n),
+	}
+}
+
+func TestClientPastItsRateReturnsInTheNextWindow(t *testing.T) {
+	g, now := limited(fleet.Limit{Requests: fleet.Rate{Amount: 10, Window: time.Minute}})
+	*now = noon.Add(40 * time.Second)
+	var waits []time.Duration
+	for n := range 20 {
+		v := g.Admit(ask(n, *now))
+		if v.Admitted != (n < 10) {
+			t.Fatalf("request %d: %+v", n, v)
+		}
+		if v.Admitted {
+			continue
+		}
+		if v.Reason != admission.ReasonRequests || v.Standing.Policy != "team" || v.Standing.Requests.Remaining != 0 {
+			t.Errorf("request %d: %+v", n, v)
+		}
+		if r := v.Refusal; r.ShouldRetry {
+			waits = append(waits, r.RetryAfter)
+		} else if len(waits) < 6 {
+			t.Errorf("request %d is told not to retry: %+v", n, r)
+		}
+	}
+	for i, wait := range waits {
+		// Slots are 6 s apart, the limit's own pace, from the window's begin on, with
+		// a jitter of less than a slot.
+		from := 20*time.Second + time.Duration(i)*6*time.Second
+		if wait < from || wait >= from+6*time.Second {
+			t.Errorf("refused request %d waits %v; want %v and up to 6 s", i, wait, from)
+		}
+	}
+}
+
+func TestClientPastALongWindowIsToldNotToRetry(t *testing.T) {
+	g, now := limited(fleet.Limit{Requests: fleet.Rate{Amount: 1, Window: time.Hour}})
+	g.Admit(ask(1, *now))
+	v := g.Admit(ask(2, *now))
+	if v.Admitted || v.Refusal.ShouldRetry || v.Refusal.RetryAfter != time.Minute {
+		t.Errorf("%+v; want not to retry, and 60 s for who does", v)
+	}
+}
+
+func TestRequestAboveAWholeWindowIsToldNotToRetry(t *testing.T) {
+	g, now := limited(fleet.Limit{Tokens: fleet.Rate{Amount: 250, Window: time.Minute}})
+	v := g.Admit(ask(1, *now))
+	if v.Admitted || v.Reason != admission.ReasonTooMany || v.Refusal.ShouldRetry {
+		t.Errorf("%+v; want too many tokens and no retry", v)
+	}
+	if n := g.Counters(); n.Claims != 0 {
+		t.Errorf("%d claims of a refused request", n.Claims)
+	}
+}
+
+func TestRefusedByTheLimiterGivesItsPlaceBack(t *testing.T) {
+	g, now := limited(fleet.Limit{Concurrency: 1, Requests: fleet.Rate{Amount: 1, Window: time.Second}})
+	g.Admit(ask(1, *now))
+	g.Cancel(ask(1, *now).ID)
+	if v := g.Admit(ask(2, *now)); v.Admitted || v.Reason != admission.ReasonRequests {
+		t.Fatalf("%+v; want the rate used up: a cancelled request stays counted", v)
+	}
+	*now = now.Add(time.Second)
+	if v := g.Admit(ask(3, *now)); !v.Admitted {
+		t.Fatalf("%+v; want the place of the refused one back", v)
+	}
+}
+
+func TestTokensAreSettledByWhatWasUsed(t *testing.T) {
+	for name, row := range map[string]struct {
+		outcome fleet.Outcome
+		left    int64 // of 1000, after a request that reserved 300, then 300 of the next
+	}{
+		"usage":              {fleet.Outcome{Code: 200, Cause: fleet.CauseOK, Usage: fleet.Usage{Known: true, Input: 80, Output: 20}}, 600},
+		"more than reserved": {fleet.Outcome{Code: 200, Cause: fleet.CauseOK, Usage: fleet.Usage{Known: true, Input: 300, Output: 200}}, 200},
+		"no usage told":      {fleet.Outcome{Code: 200, Cause: fleet.CauseOK}, 400},
+		"an error":           {fleet.Outcome{Code: 500, Cause: fleet.CauseServerError}, 700},
+		"refused upstream":   {fleet.Outcome{Code: 429, Cause: fleet.CauseThrottled}, 700},
+		"never connected":    {fleet.Outcome{Cause: fleet.CauseConnectFailed}, 700},
+		"broken off":         {fleet.Outcome{Code: 200, Cause: fleet.CauseClientGone, ResponseBytes: 500}, 400},
+		"broken off, told":   {fleet.Outcome{Code: 200, Cause: fleet.CauseClientGone, Usage: fleet.Usage{Known: true, Input: 100, Output: 7}}, 593},
+	} {
+		g, now := limited(fleet.Limit{Tokens: fleet.Rate{Amount: 1000, Window: time.Minute}})
+		first := ask(1, *now)
+		g.Admit(first)
+		row.outcome.Kind, row.outcome.ID, row.outcome.At = fleet.RequestEnded, first.ID, *now
+		g.Apply(row.outcome)
+		g.Apply(row.outcome) // told twice
+		if v := g.Admit(ask(2, *now)); v.Standing.Tokens.Remaining != row.left {
+			t.Errorf("%s: %d tokens left; want %d", name, v.Standing.Tokens.Remaining, row.left)
+		}
+	}
+}
+
+// TestBrokenStreamsAreSettledByTheirLength: an answer of the route told 10 bytes
+// per token.
+func TestBrokenStreamsAreSettledByTheirLength(t *testing.T) {
+	g, now := limited(fleet.Limit{Tokens: fleet.Rate{Amount: 1000, Window: time.Minute}})
+	end := func(n int, o fleet.Outcome) {
+		g.Admit(ask(n, *now))
+		o.Kind, o.ID, o.At, o.Code = fleet.RequestEnded, ask(n, *now).ID, *now, 200
+		g.Apply(o)
+	}
+	end(1, fleet.Outcome{Cause: fleet.CauseOK, ResponseBytes: 1000, Usage: fleet.Usage{Known: true, Input: 100, Output: 100}})
+	end(2, fleet.Outcome{Cause: fleet.CauseClientGone, ResponseBytes: 500})  // 50 tokens
+	end(3, fleet.Outcome{Cause: fleet.CauseReset, ResponseBytes: 1_000_000}) // no more than reserved
+	if got := g.Admit(ask(4, *now)).Standing.Tokens.Remaining; got != 1000-200-150-300-300 {
+		t.Errorf("%d tokens left; want 50", got)
+	}
+}
+
+func TestRatiosAreCountedPerRoute(t *testing.T) {
+	g, now := limited(fleet.Limit{Concurrency: 100})
+	for n, out := range []fleet.Tokens{200, 130, 60, 400} { // level 3 is 128 … 255
+		g.Admit(ask(n, *now))
+		g.Apply(fleet.Outcome{
+			Kind: fleet.RequestEnded, ID: ask(n, *now).ID, At: *now, Code: 200, Cause: fleet.CauseOK,
+			Usage: fleet.Usage{Known: true, Input: 100, Cached: 25, Output: out},
+		})
+	}
+	stranger := ask(9, *now)
+	stranger.Route = "unknown"
+	g.Admit(stranger)
+	n := g.Counters()
+	want := admission.RouteCounters{
+		Route: "r", Admitted: 4, WithUsage: 4, Within: 2, Above: 1, Below: 1,
+		Input: 400, Cached: 100, Output: 790, OutputReserved: 800,
+	}
+	if n.Routes[0] != want {
+		t.Errorf("%+v; want %+v", n.Routes[0], want)
+	}
+	if n.Routes[1].Route != "other" || n.Routes[1].Admitted != 1 || n.ByReason[admission.ReasonAdmitted] != 5 {
+		t.Errorf("%+v; want the unknown route counted as other", n)
+	}
+}
+
+func TestExceptionsOfALimitCountForTheirClientsAlone(t *testing.T) {
+	g, now := limited(fleet.Limit{Concurrency: 1, Clients: []fleet.LimitClient{
+		{ID: "sha256:" + sha("Bearer vip"), Concurrency: 3, Weight: 2},
+	}})
+	for name, want := range map[string]int{"Bearer vip": 3, "Bearer a": 1} {
+		admitted := 0
+		for n := range 5 {
+			a := ask(100*want+n, *now)
+			a.Client = admission.ClientOf(fleet.ClientKeyAuthorization, []byte(name))
+			if g.Admit(a).Admitted {
+				admitted++
+			}
+		}
+		if admitted != want {
+			t.Errorf("%s has %d in flight; want %d", name, admitted, want)
+		}
+	}
+}
+
+func TestReconfigureKeepsWhatIsInFlight(t *testing.T) {
+	g, now := limited(fleet.Limit{Concurrency: 2})
+	g.Admit(ask(1, *now))
+	cfg := &fleet.Config{
+		Routes: []fleet.Route{{Name: "r", FairShare: true}}, // the pool is gone
+		Limits: []fleet.Limit{{Name: "team", Key: fleet.ClientKeyAuthorization, Concurrency: 1}},
+	}
+	g.Reconfigure(cfg)
+	for range 3 {
+		g.Step(*now, nil)
+	}
+	if v := g.Admit(ask(2, *now)); v.Admitted || v.Reason != admission.ReasonConcurrency {
+		t.Fatalf("%+v; want the smaller limit to count the request from before", v)
+	}
+	g.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: ask(1, *now).ID, Code: 200, Cause: fleet.CauseOK, At: *now})
+	if v := g.Admit(ask(3, *now)); !v.Admitted {
+		t.Fatalf("%+v; want room after its end", v)
+	}
+}
+
+func TestClientNearItsLimitGetsAHint(t *testing.T) {
+	g, now := limited(fleet.Limit{Concurrency: 10})
+	for n := 1; n <= 10; n++ {
+		want := 0
+		if n > 8 {
+			want = 10
+		}
+		if v := g.Admit(ask(n, *now)); v.Concurrency != want {
+			t.Errorf("with %d in flight the hint is %d; want %d", n, v.Concurrency, want)
+		}
+	}
+	v := g.Admit(ask(11, *now))
+	if r := v.Refusal; r.Concurrency != 10 || r.InFlight != 10 || !r.ShouldRetry {
+		t.Errorf("%+v; want 10 of 10", v)
+	}
+}
+
+func sha(value string) string {
+	sum := sha256.Sum256([]byte(value))
+	return hex.EncodeToString(sum[:])
+}
