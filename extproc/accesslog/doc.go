@@ -2,7 +2,7 @@
 // fleet.Outcome values, and keeps the ledger of attempts in flight that those
 // outcomes and the decisions feed.
 //
-// It never decides anything and never waits: a receiver that is away costs
+// It never decides where a request goes and never waits: a receiver that is away costs
 // entries, not requests, since Envoy doesn't wait for its log.
 //
 // Invariants:
@@ -10,5 +10,11 @@
 //     here needs them complete. Every lease ends by itself.
 //   - Ledger.InFlight takes no lock and is never negative.
 //   - when every request has ended, or its lease has, every counter is 0.
-//   - a log entry can't make the receiver panic, whatever it holds.
+//   - Ledger.Reserve never lets an endpoint have more than the limit; what the
+//     log tells of is counted all the same, since it is real.
+//   - a log entry can't make the receiver panic, whatever it holds. It is scanned
+//     where it lies, since the generated types would take most of what the log
+//     costs; they are the scanner's oracle in tests. Nothing of an outcome points
+//     into the message.
+//   - what a message didn't say is unknown, never 0: see fleet.Usage.
 package accesslog

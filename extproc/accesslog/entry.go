@@ -156,8 +156,8 @@ func (e *entry) endpoint(names names) fleet.EndpointKey {
 // maxNames bounds the names and the addresses that a stream remembers; further
 // ones are read from each entry. maxName is how long a remembered one may be.
 const (
-	maxNames = 1024
-	maxName  = 256
+	maxNames = 512
+	maxName  = 128
 )
 
 // names keeps one string of each route and pool that a stream tells of, and the

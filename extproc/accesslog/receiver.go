@@ -137,6 +137,7 @@ func (r *Receiver) receive(st stream) error {
 		defer r.close(from.node)
 		for err == nil {
 			r.take(in.b, from)
+			in.reset() // a large one isn't held until the next comes
 			err = st.RecvMsg(&in)
 		}
 	}
@@ -200,6 +201,7 @@ func (r *Receiver) take(message []byte, from *source) {
 	if logs.bad {
 		ignored++
 	}
+	from.entry.reset()
 	if good > 0 {
 		r.o.Observe(Event{EventEntries, from.node, good})
 	}

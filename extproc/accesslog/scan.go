@@ -65,7 +65,11 @@ type flagSet uint32
 
 func (s flagSet) any(of flagSet) bool { return s&of != 0 }
 
-func (e *entry) reset() { *e = entry{retry: e.retry[:0]} }
+// reset lets go of the message.
+func (e *entry) reset() {
+	clear(e.retry)
+	*e = entry{retry: e.retry[:0]}
+}
 
 // scan reads an entry; it returns false when it is malformed. Fields that no
 // outcome needs are skipped unread, valid or not.
