@@ -143,8 +143,9 @@ func arguments(file string, o Options) []string {
 	if hideInfo(o.LogLevel) {
 		// The line that says Envoy is running is logged at info.
 		// And ext_proc warns once per request while its server is away, which
-		// is no news and fills a disk.
-		args = append(args, "--component-log-level", "main:info,ext_proc:error")
+		// is no news and fills a disk. And misc says of each message of the filters
+		// that read usage that they are work in progress, some forty lines a sidecar.
+		args = append(args, "--component-log-level", "main:info,ext_proc:error,misc:error")
 	}
 	if o.DrainTime > 0 {
 		seconds := int64(math.Ceil(o.DrainTime.Seconds()))
