@@ -106,13 +106,29 @@ func (c *counter) set(n, used int64) {
 	}
 }
 
-// moved copies a counter to one whose numbers begin at n.
-func (c *counter) moved(n int64) (first int64, word uint64) {
-	window, used, _ := c.read(n)
-	if window > n { // the clock went back: begin there, so that n lies before it
-		n = window
+// last returns the counter's window and what is used of it.
+func (c *counter) last() (window, used int64) {
+	window, used, _ = c.read(c.first)
+	return window, used
+}
+
+// drain returns what is used of the counter's window and makes it 0.
+func (c *counter) drain() (window, used int64) {
+	for {
+		window, used, word := c.read(c.first)
+		if used == 0 || c.word.CompareAndSwap(word, c.pack(window, 0)) {
+			return window, used
+		}
 	}
-	return n, uint64(used)
+}
+
+// renew takes over what an outgrown counter has used, if that still counts in the
+// window n. Nobody else may use the two.
+func (c *counter) renew(from *counter, n int64) {
+	if window, used := from.last(); window >= n {
+		c.first = window
+		c.word.Store(uint64(used))
+	}
 }
 
 // number of the window that holds a time in ns since the Unix epoch.

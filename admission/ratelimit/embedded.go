@@ -99,9 +99,9 @@ func (m *Embedded) Reserve(k admission.LimitKey, r admission.Rates, cost fleet.T
 // refused anyhow.
 func (m *Embedded) reserve(a *admission.Reservation, k *admission.LimitKey, b budgets, cost, now int64) {
 	id := key{limit: k.Limit, client: k.Client, requests: b.requests.window, tokens: b.tokens.window}
-	e, s, now := m.clients.hold(&id, now)
+	e, s, counted := m.clients.hold(&id, now)
 	defer s.mu.RUnlock()
-	at := id.at(now)
+	at := id.at(counted)
 	requests, asked, _ := e.requests.read(at.requests)
 	tokens, used, _ := e.tokens.read(at.tokens)
 	if a.Reason == admission.ReasonAdmitted && b.requests.limited() && asked >= b.requests.limit {
@@ -138,12 +138,15 @@ func (m *Embedded) Settle(t admission.Ticket, used fleet.Tokens) {
 		return
 	}
 	id := key{limit: t.Key.Limit, client: t.Key.Client, requests: b.requests.window, tokens: b.tokens.window}
-	e, s := m.clients.held(&id)
-	if e == nil {
-		return
+	m.clients.correct(&id, windowEnding(t.End.UnixNano(), b.tokens.window), int64(max(used, 0)-t.Cost))
+}
+
+// correct adds to the tokens used of the window n, if that still counts.
+func (t *table) correct(k *key, n, delta int64) {
+	if e, s := t.held(k); e != nil {
+		e.tokens.add(n, delta)
+		s.mu.RUnlock()
 	}
-	defer s.mu.RUnlock()
-	e.tokens.add(windowEnding(t.End.UnixNano(), b.tokens.window), int64(max(used, 0)-t.Cost))
 }
 
 // windowEnding is the number of the window that ends at a time.

@@ -55,9 +55,12 @@ func (e *entry) over(k *key, w windows) bool {
 // room, until that entry's window is over. The shared entries are as many as the
 // config has limits, per shard.
 type table struct {
-	seed   maphash.Seed // so that nobody can choose which clients meet in a shard
-	room   int          // clients in a shard
-	shards [shards]shard
+	seed maphash.Seed // so that nobody can choose which clients meet in a shard
+	room int          // clients in a shard
+	// unshared: a client that finds no room has no entry at all. For what is said
+	// about one client and must not be said about another.
+	unshared bool
+	shards   [shards]shard
 }
 
 type shard struct {
@@ -85,19 +88,23 @@ func (t *table) shard(k *key) *shard {
 }
 
 // hold returns the entry of k and the time that counts for it, with the shard
-// read-locked: an entry is never dropped while somebody counts in it.
+// read-locked: an entry is never dropped while somebody counts in it. In a table
+// that is unshared it may return nil, with nothing locked.
 func (t *table) hold(k *key, now int64) (*entry, *shard, int64) {
 	s := t.shard(k)
 	for {
 		s.mu.RLock()
 		at := max(now, s.swept)
-		if e := s.find(k); e != nil && !e.outgrown(k.at(at)) {
+		if e := s.current(k, k.at(at)); e != nil {
 			return e, s, at
 		}
 		s.mu.RUnlock()
 		s.mu.Lock()
-		s.place(k, max(now, s.swept), t.room)
+		placed := s.place(k, max(now, s.swept), t)
 		s.mu.Unlock()
+		if !placed {
+			return nil, nil, now
+		}
 	}
 }
 
@@ -123,35 +130,53 @@ func (s *shard) find(k *key) *entry {
 	return s.shared[k.anyone()]
 }
 
+// current is the entry in which k counts now; nil if one must be placed.
+func (s *shard) current(k *key, w windows) *entry {
+	e := s.clients[*k]
+	if e == nil && len(s.shared) > 0 {
+		if e = s.shared[k.anyone()]; e != nil && e.over(k, w) {
+			return nil // there may be room by now
+		}
+	}
+	if e == nil || e.outgrown(w) {
+		return nil
+	}
+	return e
+}
+
 func (k *key) anyone() key {
 	shared := *k
 	shared.client = admission.Client{}
 	return shared
 }
 
-// place makes sure that find finds an entry of k with room for its numbers.
-func (s *shard) place(k *key, now int64, room int) {
+// place makes sure that k has an entry to count in, and says whether it does.
+func (s *shard) place(k *key, now int64, t *table) bool {
 	w := k.at(now)
 	if e := s.clients[*k]; e != nil {
-		s.clients[*k] = e.current(w)
-		return
+		s.clients[*k] = e.renewed(k, w)
+		return true
 	}
 	shared := k.anyone()
 	if e := s.shared[shared]; e != nil {
 		if !e.over(&shared, w) {
-			s.shared[shared] = e.current(w)
-			return
+			s.shared[shared] = e.renewed(k, w)
+			return true
 		}
 		delete(s.shared, shared)
 	}
-	if len(s.clients) >= room {
+	if len(s.clients) >= t.room {
 		s.sweep(now)
 	}
-	if len(s.clients) < room {
-		s.clients[*k] = fresh(w)
-	} else {
-		s.shared[shared] = fresh(w)
+	switch {
+	case len(s.clients) < t.room:
+		s.clients[*k] = fresh(k, w, back)
+	case t.unshared:
+		return false
+	default:
+		s.shared[shared] = fresh(k, w, 0) // it counts from now on
 	}
+	return true
 }
 
 // sweep drops what is over, at most once a second: no window is shorter.
@@ -169,26 +194,29 @@ func (s *shard) sweep(now int64) {
 	}
 }
 
-func fresh(w windows) *entry {
+// back is how far before its making an entry can count: Redis has another clock,
+// and this one may go back.
+const back = 48 * time.Hour
+
+func fresh(k *key, w windows, back time.Duration) *entry {
 	e := &entry{}
-	e.requests.first, e.tokens.first = w.requests, w.tokens
+	if k.requests > 0 {
+		e.requests.first = w.requests - int64(back/k.requests)
+	}
+	if k.tokens > 0 {
+		e.tokens.first = w.tokens - int64(back/k.tokens)
+	}
 	return e
 }
 
-// current is the entry, or a copy whose numbers begin at w if it is outgrown.
+// renewed is the entry, or a fresh one with what still counts if it is outgrown.
 // The shard must be locked.
-func (e *entry) current(w windows) *entry {
+func (e *entry) renewed(k *key, w windows) *entry {
 	if !e.outgrown(w) {
 		return e
 	}
-	c := &entry{}
-	for _, kind := range []struct {
-		from, to *counter
-		n        int64
-	}{{&e.requests, &c.requests, w.requests}, {&e.tokens, &c.tokens, w.tokens}} {
-		first, word := kind.from.moved(kind.n)
-		kind.to.first = first
-		kind.to.word.Store(word)
-	}
+	c := fresh(k, w, back)
+	c.requests.renew(&e.requests, w.requests)
+	c.tokens.renew(&e.tokens, w.tokens)
 	return c
 }

@@ -1,0 +1,572 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+const (
+	// maxAsking bounds the questions that wait for Redis at once: a breaker lets
+	// pass all that come before the first has failed. At 130 µs a question, which
+	// a loopback Redis takes under load, 256 are two million a second.
+	maxAsking = 256
+	// maxSettling is how many settlements wait for the worker; what finds no room
+	// is dropped and counted: its tokens come back when the window ends.
+	maxSettling = 4096
+	settleBatch = 64
+	// settleLimit bounds one batch.
+	settleLimit = 250 * time.Millisecond
+
+	// The breaker opens after tripAfter failures in a row, or when half of at
+	// least tripSample questions of a second failed.
+	tripAfter  = 3
+	tripSample = 20
+	// openFor is the shortest time between opening and a probe. Run decides when
+	// it probes: after firstRetry, then half as often each time down to lastRetry,
+	// each ± 25 %, so that replicas don't come back in step. Whatever happened, a
+	// Redis that answers again is used within 2 s.
+	openFor    = 100 * time.Millisecond
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = time.Second
+
+	defaultDeadline = 5 * time.Millisecond
+)
+
+// Options of a [Redis].
+type Options struct {
+	// Redis says where the server is and what to do without it.
+	Redis fleet.Redis
+	// Shard, 0 … Redis.Replicas−1, says which part of a limit is this replica's.
+	Shard int
+	// Log receives one line when the server stops answering and one when it
+	// answers again; nil: nobody does.
+	Log *slog.Logger
+}
+
+// Redis counts in a Redis or Valkey server that several replicas share.
+//
+// Each reservation is one round trip, bounded by the deadline of the config. When
+// the server does not answer, a circuit breaker soon spares requests the wait,
+// and until it answers again the config's onError decides:
+//
+//   - local: each replica admits its part of a limit, amount/replicas and one more
+//     for the first amount%replicas shards, so that the parts add up to the limit.
+//   - open: everything is admitted and nothing told.
+//   - closed: nothing is admitted.
+//
+// In the window in which the server died, what this replica admitted before
+// counts against its part, and a limit that the server last said was used up
+// stays so. Where requests were spread evenly the replicas together then admit no
+// more than the limit; where one replica admitted all, the others' parts come on
+// top in that one window. What a replica admitted alone it tells the server with
+// its next question of the same window, as one number; nothing else is made up
+// for, and settlements are never sent late. A question that was late may have
+// been counted by the server all the same: then less is admitted, not more.
+//
+// A server that lost counts, by a restart or a failover to a replica that lagged,
+// is told by each question what was seen used before, so that what remains goes
+// on from the last value seen less one. Remaining values strictly decrease among
+// requests that the server admitted in a window, and among those this replica
+// admitted alone, but not across the two.
+//
+// Methods may be called at once from many goroutines.
+type Redis struct {
+	redis   fleet.Redis
+	shard   int64
+	log     *slog.Logger
+	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
+	link    atomic.Pointer[link] // nil: the server is not asked
+	tripped chan struct{}        // has room for one: the breaker opened
+	asking  chan struct{}
+	settles chan settlement
+
+	own    *Embedded // what this replica admitted, whoever counted
+	seen   *table    // the most that the server said was used
+	untold *table    // what was admitted alone and the server does not know
+
+	lastError atomic.Pointer[error]
+	counts    struct {
+		calls, errors, timeouts, busy, local, clamps, settled, dropped, connects atomic.Uint64
+	}
+}
+
+var _ admission.Limiter = (*Redis)(nil)
+
+// NewRedis returns a limiter that counts alone until [Redis.Run] has reached the
+// server.
+func NewRedis(o Options) *Redis {
+	m := &Redis{
+		redis:   o.Redis,
+		log:     o.Log,
+		tripped: make(chan struct{}, 1),
+		asking:  make(chan struct{}, maxAsking),
+		settles: make(chan settlement, maxSettling),
+		own:     NewEmbedded(),
+		seen:    newTable(maxClients),
+		untold:  newTable(maxClients),
+	}
+	m.redis.Replicas = max(m.redis.Replicas, 1)
+	m.shard = int64(min(max(o.Shard, 0), m.redis.Replicas-1))
+	if m.redis.Deadline <= 0 {
+		m.redis.Deadline = defaultDeadline
+	}
+	if m.redis.OnError == 0 {
+		m.redis.OnError = fleet.OnErrorLocal
+	}
+	if m.log == nil {
+		m.log = slog.New(slog.DiscardHandler)
+	}
+	m.seen.unshared, m.untold.unshared = true, true
+	m.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		Interval: time.Second,
+		Timeout:  openFor,
+		ReadyToTrip: func(c gobreaker.Counts) bool {
+			return c.ConsecutiveFailures >= tripAfter || c.Requests >= tripSample && 2*c.TotalFailures >= c.Requests
+		},
+		OnStateChange: func(_ string, _, to gobreaker.State) {
+			if to != gobreaker.StateOpen {
+				return
+			}
+			m.link.Store(nil)
+			select { // it runs under the breaker's lock: wake and be gone
+			case m.tripped <- struct{}{}:
+			default:
+			}
+		},
+	})
+	return m
+}
+
+// Counters of a [Redis] since it was made.
+type Counters struct {
+	Calls    uint64 // reservations put to the server
+	Errors   uint64 // of them, answered by an error or not at all
+	Timeouts uint64 // of the errors, those that were late
+	Busy     uint64 // reservations not put to it, because too many waited
+	Local    uint64 // reservations decided without it, for whatever reason
+	Clamps   uint64 // times it had lost counts that this replica had seen
+	Settled  uint64 // settlements that it took
+	Dropped  uint64 // settlements that it did not
+	Connects uint64 // times it answered after it had not
+	Up       bool   // it is asked
+}
+
+// Counters returns the counters.
+func (m *Redis) Counters() Counters {
+	c := &m.counts
+	return Counters{
+		Calls: c.calls.Load(), Errors: c.errors.Load(), Timeouts: c.timeouts.Load(), Busy: c.busy.Load(),
+		Local: c.local.Load(), Clamps: c.clamps.Load(), Settled: c.settled.Load(), Dropped: c.dropped.Load(),
+		Connects: c.connects.Load(), Up: m.link.Load() != nil,
+	}
+}
+
+// Reserve takes one request and cost tokens. It blocks for the deadline at most.
+func (m *Redis) Reserve(k admission.LimitKey, r admission.Rates, cost fleet.Tokens, now time.Time) (a admission.Reservation) {
+	b := budgetsOf(r)
+	cost = max(cost, 0)
+	c := &claim{
+		key:  key{limit: k.Limit, client: k.Client, requests: b.requests.window, tokens: b.tokens.window},
+		b:    b,
+		cost: int64(cost),
+		now:  m.own.unix(now),
+	}
+	switch {
+	case !b.requests.limited() && !b.tokens.limited():
+		a.Admitted, a.Reason = true, admission.ReasonAdmitted
+	case b.tokens.limited() && c.cost > b.tokens.limit:
+		m.tooMany(c, &a)
+	case !m.ask(c, &a):
+		m.alone(c, &k, &a)
+	}
+	if !a.Ticket.End.IsZero() {
+		a.Ticket.Key, a.Ticket.Rates, a.Ticket.Cost, a.Ticket.Local = k, r, cost, a.Local
+	}
+	return a
+}
+
+// claim is one reservation on its way.
+type claim struct {
+	key  key
+	b    budgets
+	cost int64
+	now  int64 // ns since the Unix epoch, by this replica
+}
+
+// ask lets the server decide and says whether it did.
+func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
+	l := m.link.Load()
+	if l == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), m.redis.Deadline)
+	defer cancel()
+	select {
+	case m.asking <- struct{}{}:
+	case <-ctx.Done():
+		m.counts.busy.Add(1)
+		return false
+	}
+	defer func() { <-m.asking }()
+	if m.link.Load() != l { // it went away while this one waited
+		return false
+	}
+	done, err := m.breaker.Allow()
+	if err != nil {
+		return false
+	}
+	q := m.question(c)
+	ans, err := q.ask(ctx, l.client)
+	m.counts.calls.Add(1)
+	if err != nil {
+		m.counts.errors.Add(1)
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+			m.counts.timeouts.Add(1)
+		}
+		m.lastError.Store(&err)
+		m.untell(c, &q.untold)
+		done(err)
+		return false
+	}
+	done(nil)
+	m.learn(c, &ans)
+	c.fill(a, &ans)
+	return true
+}
+
+func (m *Redis) question(c *claim) *question {
+	q := &question{name: c.key.redisName(), b: c.b, cost: c.cost}
+	if e, s := m.seen.held(&c.key); e != nil {
+		q.seen = e.counts(&c.b, (*counter).last)
+		s.mu.RUnlock()
+	}
+	if e, s := m.untold.held(&c.key); e != nil {
+		q.untold = e.counts(&c.b, (*counter).drain)
+		s.mu.RUnlock()
+	}
+	return q
+}
+
+// counts are what read reads of the entry's counters.
+func (e *entry) counts(b *budgets, read func(*counter) (window, used int64)) (c counts) {
+	for _, kind := range []struct {
+		from   *counter
+		to     *count
+		length time.Duration
+	}{{&e.requests, &c.requests, b.requests.window}, {&e.tokens, &c.tokens, b.tokens.window}} {
+		if kind.length > 0 {
+			n, used := read(kind.from)
+			*kind.to = count{end: end(n, kind.length) / int64(time.Millisecond), used: used}
+		}
+	}
+	return c
+}
+
+// untell takes back what a question that failed was to tell.
+func (m *Redis) untell(c *claim, told *counts) {
+	e, s := m.untold.held(&c.key)
+	if e == nil {
+		return
+	}
+	defer s.mu.RUnlock()
+	if told.requests.used > 0 {
+		e.requests.note(told.requests.window(c.b.requests.window), told.requests.used)
+	}
+	if told.tokens.used > 0 {
+		e.tokens.note(told.tokens.window(c.b.tokens.window), told.tokens.used)
+	}
+}
+
+// learn notes what the answer says was used, and what it admitted of this
+// replica's part.
+func (m *Redis) learn(c *claim, ans *answer) {
+	if ans.lost {
+		m.counts.clamps.Add(1)
+	}
+	var w windows
+	if c.b.requests.limited() {
+		w.requests = ans.requests.window(c.b.requests.window)
+	}
+	if c.b.tokens.limited() {
+		w.tokens = ans.tokens.window(c.b.tokens.window)
+	}
+	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
+		e.requests.raise(w.requests, ans.requests.used)
+		e.tokens.set(w.tokens, ans.tokens.used)
+		s.mu.RUnlock()
+	}
+	if ans.reason == admission.ReasonAdmitted {
+		m.own.clients.note(c, w)
+	}
+}
+
+// note counts an admission that somebody else decided.
+func (t *table) note(c *claim, w windows) {
+	e, s, _ := t.hold(&c.key, c.now)
+	if e == nil {
+		return
+	}
+	defer s.mu.RUnlock()
+	if c.b.requests.limited() {
+		e.requests.note(w.requests, 1)
+	}
+	if c.b.tokens.limited() {
+		e.tokens.note(w.tokens, c.cost)
+	}
+}
+
+func (c count) window(length time.Duration) int64 {
+	return windowEnding(c.end*int64(time.Millisecond), length)
+}
+
+func (c *claim) fill(a *admission.Reservation, ans *answer) {
+	now := ans.now * int64(time.Millisecond)
+	a.Reason, a.Admitted = ans.reason, ans.reason == admission.ReasonAdmitted
+	if c.b.requests.limited() {
+		a.Requests = c.b.requests.quota(ans.requests.window(c.b.requests.window), ans.requests.used, now)
+	}
+	if c.b.tokens.limited() {
+		a.Tokens = c.b.tokens.quota(ans.tokens.window(c.b.tokens.window), ans.tokens.used, now)
+		if a.Admitted {
+			a.Ticket.End = time.UnixMilli(ans.tokens.end)
+		}
+	}
+}
+
+// tooMany refuses what no window can hold, without asking anybody.
+func (m *Redis) tooMany(c *claim, a *admission.Reservation) {
+	a.Reason = admission.ReasonTooMany
+	requests, tokens := m.seen.used(c)
+	at := c.key.at(c.now)
+	a.Requests = c.b.requests.quota(at.requests, requests, c.now)
+	a.Tokens = c.b.tokens.quota(at.tokens, tokens, c.now)
+}
+
+// alone decides without the server.
+func (m *Redis) alone(c *claim, k *admission.LimitKey, a *admission.Reservation) {
+	m.counts.local.Add(1)
+	a.Local = true
+	switch m.redis.OnError {
+	case fleet.OnErrorClosed:
+		a.Reason = admission.ReasonLimiterDown
+		return
+	case fleet.OnErrorOpen:
+		a.Admitted, a.Reason = true, admission.ReasonAdmitted
+		m.own.clients.note(c, c.key.at(c.now))
+	default:
+		a.Reason = m.usedUp(c)
+		m.own.reserve(a, k, m.part(c.b), c.cost, c.now)
+		if a.Reason == admission.ReasonRequests {
+			a.Requests.Remaining = 0 // of the limit; of the part there may be some
+		}
+	}
+	if a.Admitted {
+		m.untold.note(c, c.key.at(c.now))
+	}
+}
+
+// part is this replica's part of the budgets.
+func (m *Redis) part(b budgets) budgets {
+	b.requests.limit = m.share(b.requests.limit)
+	b.tokens.limit = m.share(b.tokens.limit)
+	return b
+}
+
+func (m *Redis) share(limit int64) int64 {
+	n := int64(m.redis.Replicas)
+	part := limit / n
+	if m.shard < limit%n {
+		part++
+	}
+	return part
+}
+
+// usedUp says whether of a window that still runs nothing is left, by what the
+// server last said and what was admitted alone since.
+func (m *Redis) usedUp(c *claim) admission.Reason {
+	requests, tokens := m.seen.used(c)
+	more, moreTokens := m.untold.used(c)
+	switch {
+	case c.b.requests.limited() && requests+more >= c.b.requests.limit:
+		return admission.ReasonRequests
+	case c.b.tokens.limited() && c.cost > c.b.tokens.limit-tokens-moreTokens:
+		return admission.ReasonTokens
+	}
+	return admission.ReasonAdmitted
+}
+
+// used is what the table holds of the windows that count now.
+func (t *table) used(c *claim) (requests, tokens int64) {
+	e, s := t.held(&c.key)
+	if e == nil {
+		return 0, 0
+	}
+	defer s.mu.RUnlock()
+	at := c.key.at(c.now)
+	_, requests, _ = e.requests.read(at.requests)
+	_, tokens, _ = e.tokens.read(at.tokens)
+	return requests, tokens
+}
+
+// Settle corrects a reservation to what was used, if its window still runs. What
+// the server does not take at once is dropped and counted.
+func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
+	b := budgetsOf(t.Rates)
+	delta := int64(max(used, 0) - t.Cost)
+	if t.End.IsZero() || !b.tokens.limited() || delta == 0 {
+		return
+	}
+	k := key{limit: t.Key.Limit, client: t.Key.Client, requests: b.requests.window, tokens: b.tokens.window}
+	n := windowEnding(t.End.UnixNano(), b.tokens.window)
+	m.own.clients.correct(&k, n, delta)
+	m.seen.correct(&k, n, delta)
+	if m.link.Load() == nil {
+		if t.Local {
+			m.untold.correct(&k, n, delta)
+		} else {
+			m.counts.dropped.Add(1)
+		}
+		return
+	}
+	select {
+	case m.settles <- settlement{name: k.redisName(), end: t.End.UnixMilli(), delta: delta}:
+	default:
+		m.counts.dropped.Add(1)
+	}
+}
+
+// Run keeps the connection to the server and sends settlements, until ctx ends.
+// It never gives up and its absence is no error: limits are then counted alone.
+func (m *Redis) Run(ctx context.Context) error {
+	defer m.link.Store(nil)
+	told := false
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		l, err := m.connect(ctx)
+		if err == nil {
+			m.counts.connects.Add(1)
+			m.log.Info("redis counts the limits", "address", m.redis.Address)
+			wait, told = firstRetry, false
+			m.serve(ctx, l)
+			if e := m.lastError.Load(); e != nil {
+				err = *e
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !told {
+			told = true
+			m.log.Warn("redis does not answer; limits are counted without it",
+				"address", m.redis.Address, "onError", onErrorNames[m.redis.OnError], "error", err)
+		}
+		if !sleep(ctx, wait*3/4+rand.N(wait/2)) {
+			return nil
+		}
+	}
+}
+
+var onErrorNames = map[fleet.OnError]string{
+	fleet.OnErrorLocal: "local", fleet.OnErrorOpen: "open", fleet.OnErrorClosed: "closed",
+}
+
+// connect returns a link on which the script has run, the second time within the
+// deadline: the first has the server load it.
+func (m *Redis) connect(ctx context.Context) (*link, error) {
+	l, err := open(ctx, &m.redis)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if err := m.probe(ctx, l, connectLimit); err != nil {
+		l.close()
+		return nil, err
+	}
+	done, err := m.breaker.Allow()
+	if err == nil {
+		err = m.probe(ctx, l, m.redis.Deadline)
+		done(err)
+	}
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	select {
+	case <-m.tripped: // by an earlier probe
+	default:
+	}
+	return l, nil
+}
+
+// probe counts a request of a client that does not exist: a server that answers
+// but may not be written to is of no use.
+func (m *Redis) probe(ctx context.Context, l *link, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	k := key{limit: "probe", requests: time.Second}
+	q := question{name: k.redisName(), b: budgets{requests: budget{limit: maxUsed, window: time.Second}}}
+	_, err := q.ask(ctx, l.client)
+	return err
+}
+
+// serve lets requests use the link and sends settlements, until the breaker opens
+// or ctx ends.
+func (m *Redis) serve(ctx context.Context, l *link) {
+	m.link.Store(l)
+	defer func() {
+		m.link.Store(nil)
+		l.close()
+		for { // nothing is sent late
+			select {
+			case <-m.settles:
+				m.counts.dropped.Add(1)
+			default:
+				return
+			}
+		}
+	}()
+	batch := make([]settlement, 0, settleBatch)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.tripped:
+			return
+		case s := <-m.settles:
+			batch = append(batch[:0], s)
+		}
+		for more := true; more && len(batch) < settleBatch; {
+			select {
+			case s := <-m.settles:
+				batch = append(batch, s)
+			default:
+				more = false
+			}
+		}
+		limited, cancel := context.WithTimeout(ctx, settleLimit)
+		taken := settle(limited, l.client, batch)
+		cancel()
+		m.counts.settled.Add(uint64(taken))
+		m.counts.dropped.Add(uint64(len(batch) - taken))
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

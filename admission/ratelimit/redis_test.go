@@ -1,0 +1,639 @@
+package ratelimit
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/redisbin"
+)
+
+// patient is a deadline that a loaded machine keeps.
+const patient = 20 * time.Second
+
+// replica is a limiter that runs, with what it logged.
+type replica struct {
+	*Redis
+	log lockedBuffer
+}
+
+// replicas runs n limiters against one server until the test ends.
+func replicas(t *testing.T, r fleet.Redis, n int) []*replica {
+	t.Helper()
+	r.Replicas = n
+	if r.Deadline == 0 {
+		r.Deadline = patient
+	}
+	all := make([]*replica, n)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for i := range all {
+		all[i] = &replica{}
+		all[i].Redis = NewRedis(Options{Redis: r, Shard: i, Log: slog.New(slog.NewTextHandler(&all[i].log, nil))})
+		running.Go(func() { _ = all[i].Run(ctx) }) // returns nil
+	}
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+		if t.Failed() {
+			for i, m := range all {
+				t.Logf("replica %d: %+v\n%s", i, m.Counters(), m.log.String())
+			}
+		}
+	})
+	return all
+}
+
+func up(t *testing.T, all ...*replica) {
+	t.Helper()
+	for _, m := range all {
+		eventually(t, "the server is asked", func() bool { return m.Counters().Up })
+	}
+}
+
+func down(t *testing.T, all ...*replica) {
+	t.Helper()
+	for _, m := range all {
+		eventually(t, "the server is not asked", func() bool { return !m.Counters().Up })
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not seen in a minute", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// calm is a window that does not end while a test runs.
+func calm() time.Duration {
+	for _, w := range []time.Duration{5 * time.Hour, 7 * time.Hour, 11 * time.Hour} {
+		if w-time.Duration(time.Now().UnixNano()%int64(w)) > 3*time.Minute {
+			return w
+		}
+	}
+	return 13 * time.Hour
+}
+
+// ledger keeps the remaining values of admitted requests.
+type ledger struct {
+	mu   sync.Mutex
+	left map[int64]int
+}
+
+func (l *ledger) add(a admission.Reservation) {
+	if !a.Admitted {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.left == nil {
+		l.left = map[int64]int{}
+	}
+	l.left[a.Requests.Remaining]++
+}
+
+// admitted checks that no value was told twice and returns how many there are.
+func (l *ledger) admitted(t *testing.T) int {
+	t.Helper()
+	for left, times := range l.left {
+		if times > 1 {
+			t.Errorf("%d admitted requests were told that %d remain", times, left)
+		}
+	}
+	return len(l.left)
+}
+
+func TestReplicasTogetherAdmitExactlyTheLimit(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	all := replicas(t, fleet.Redis{Address: s.Address()}, 3)
+	up(t, all...)
+	k, r := client("a"), admission.Rates{Requests: per(500, calm()), Tokens: per(1_000_000, calm())}
+	var told ledger
+	var wg sync.WaitGroup
+	for _, m := range all {
+		for range 8 {
+			wg.Go(func() {
+				last := int64(1 << 60)
+				for range 40 {
+					a := m.Reserve(k, r, 10, time.Now())
+					told.add(a)
+					if a.Admitted {
+						if a.Requests.Remaining >= last || a.Local || a.Requests.Limit != 500 || a.Requests.Reset <= 0 {
+							t.Errorf("after %d: %+v", last, a)
+						}
+						last = a.Requests.Remaining
+						m.Settle(a.Ticket, 4)
+					} else if a.Reason != admission.ReasonRequests || a.Requests.Remaining != 0 {
+						t.Errorf("refused with %+v", a)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if got := told.admitted(t); got != 500 {
+		t.Errorf("%d admitted, want 500", got)
+	}
+	var settled uint64
+	for _, m := range all {
+		c := m.Counters()
+		if c.Local != 0 || c.Errors != 0 || c.Clamps != 0 || c.Dropped != 0 {
+			t.Errorf("%+v", c)
+		}
+		eventually(t, "all settlements are sent", func() bool { return len(m.settles) == 0 })
+		settled += m.Counters().Settled
+	}
+	// Refused requests took no tokens, and each admitted one gave back 6 of 10.
+	eventually(t, "settled tokens", func() bool {
+		return all[0].Reserve(client("a"), r, 0, time.Now()).Tokens.Remaining == 1_000_000-500*4
+	})
+}
+
+func TestPartsOfALimitAddUpToIt(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 7, 1000} {
+		for _, limit := range []int64{0, 1, 2, 3, 10, 999, 1e12} {
+			var sum int64
+			for shard := range n {
+				m := &Redis{redis: fleet.Redis{Replicas: n}, shard: int64(shard)}
+				sum += m.share(limit)
+			}
+			if sum != limit {
+				t.Errorf("%d replicas' parts of %d add up to %d", n, limit, sum)
+			}
+		}
+	}
+}
+
+func TestWithoutRedisReplicasAdmitDisjointParts(t *testing.T) {
+	all := replicas(t, fleet.Redis{Address: "unix:" + filepath.Join(t.TempDir(), "absent")}, 3)
+	k, r := client("a"), requests(100, calm())
+	total := 0
+	for _, m := range all {
+		var told ledger
+		for range 60 {
+			a := m.Reserve(k, r, 0, time.Now())
+			told.add(a)
+			if !a.Local {
+				t.Fatalf("%+v", a)
+			}
+		}
+		total += told.admitted(t)
+	}
+	if total != 100 {
+		t.Errorf("%d admitted, want 100", total)
+	}
+	for _, m := range all {
+		eventually(t, "it is told", func() bool { return m.log.count("redis does not answer") == 1 })
+	}
+}
+
+func TestKilledServerIsReplacedByPartsAndUsedAgain(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	all := replicas(t, fleet.Redis{Address: s.Address()}, 2)
+	up(t, all...)
+	k, r := client("a"), requests(100, calm())
+	admitted := make([]int, len(all))
+	reserve := func(i int) admission.Reservation {
+		a := all[i].Reserve(k, r, 0, time.Now())
+		if a.Admitted {
+			admitted[i]++
+		}
+		return a
+	}
+	for range 20 {
+		for i := range all {
+			if a := reserve(i); a.Local {
+				t.Fatalf("%+v", a)
+			}
+		}
+	}
+	s.Kill()
+	for i := range all {
+		for range 40 {
+			if a := reserve(i); !a.Local {
+				t.Fatalf("a dead server answered: %+v", a)
+			}
+		}
+		if admitted[i] != 50 {
+			t.Errorf("replica %d admitted %d before and after, want its part, 50", i, admitted[i])
+		}
+	}
+	down(t, all...)
+	if err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	up(t, all...)
+	// The server knows nothing; each replica tells what it saw and what it did.
+	for range 40 {
+		for i := range all {
+			reserve(i)
+		}
+	}
+	if got := admitted[0] + admitted[1]; got < 100 || got > 130 {
+		t.Errorf("%d admitted in one window of 100 in which the server died", got)
+	}
+	if a := all[0].Reserve(k, r, 0, time.Now()); a.Local || a.Reason != admission.ReasonRequests {
+		t.Errorf("%+v", a)
+	}
+	for _, m := range all {
+		if m.log.count("redis does not answer") != 1 || m.log.count("redis counts the limits") != 2 {
+			t.Errorf("not one line for each transition:\n%s", m.log.String())
+		}
+		if c := m.Counters(); c.Connects != 2 {
+			t.Errorf("%+v", c)
+		}
+	}
+	if all[0].Counters().Clamps+all[1].Counters().Clamps == 0 {
+		t.Error("the loss was not counted")
+	}
+}
+
+func TestWhatWasAdmittedAloneIsToldOnce(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1000, calm())}
+	last := m.Reserve(k, r, 5, time.Now())
+	expect(t, last, admission.ReasonAdmitted, 99)
+	s.Kill()
+	for range 9 {
+		a := m.Reserve(k, r, 5, time.Now())
+		if !a.Local || !a.Admitted {
+			t.Fatalf("%+v", a)
+		}
+	}
+	down(t, m)
+	if err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	up(t, m)
+	for left := int64(89); left > 85; left-- {
+		a := m.Reserve(k, r, 5, time.Now())
+		expect(t, a, admission.ReasonAdmitted, left)
+		if want := 5*left + 500; a.Tokens.Remaining != want {
+			t.Fatalf("%d tokens left, want %d", a.Tokens.Remaining, want)
+		}
+	}
+}
+
+func TestFrozenServerCostsOneDeadlineAndThenNothing(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: 300 * time.Millisecond}, 1)[0]
+	up(t, m)
+	k, r := client("a"), requests(1_000_000, calm())
+	expect(t, m.Reserve(k, r, 0, time.Now()), admission.ReasonAdmitted, 999_999)
+	s.Pause()
+	before := m.Counters()
+	const callers = 2000
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			if a := m.Reserve(k, r, 0, time.Now()); !a.Local || !a.Admitted {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+	wg.Wait() // with a frozen server this is the proof that nobody waits for it
+	c := m.Counters()
+	// Whoever was let to ask was late. No more than maxAsking were in at once; each
+	// that came back made room until the breaker was open.
+	const bound = maxAsking + tripAfter - 1
+	if asked := c.Calls - before.Calls; asked < tripAfter || asked > bound || c.Errors-before.Errors != asked {
+		t.Errorf("of %d callers %d asked a frozen server, bound %d: %+v", callers, asked, bound, c)
+	}
+	if c.Up {
+		t.Error("it is still asked")
+	}
+	for range 1000 {
+		m.Reserve(k, r, 0, time.Now())
+	}
+	if after := m.Counters(); after.Calls != c.Calls || after.Local != before.Local+callers+1000 {
+		t.Errorf("it was asked again: %+v, then %+v", c, after)
+	}
+	s.Resume()
+	up(t, m)
+	if a := m.Reserve(k, r, 0, time.Now()); a.Local {
+		t.Errorf("%+v", a)
+	}
+}
+
+func TestFlappingServerNeverBlocksAndLeavesOneLineForEachTurn(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	all := replicas(t, fleet.Redis{Address: s.Address(), Deadline: time.Second}, 2)
+	up(t, all...)
+	k, r := client("a"), admission.Rates{Requests: per(1e9, calm()), Tokens: per(1e12, calm())}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, m := range all {
+		for range 4 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					a := m.Reserve(k, r, 10, time.Now())
+					if !a.Admitted {
+						t.Errorf("%+v", a)
+						return
+					}
+					m.Settle(a.Ticket, 8)
+				}
+			})
+		}
+	}
+	const turns = 3
+	for i := range turns {
+		if i%2 == 0 {
+			s.Kill()
+		} else {
+			s.Pause()
+		}
+		down(t, all...)
+		if i%2 == 0 {
+			if err := s.Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			s.Resume()
+		}
+		up(t, all...)
+	}
+	cancel()
+	wg.Wait()
+	for _, m := range all {
+		downs, ups := m.log.count("redis does not answer"), m.log.count("redis counts the limits")
+		if c := m.Counters(); downs < turns || ups != downs+1 || int(c.Connects) != ups {
+			t.Errorf("%d lines of going and %d of coming back for %d turns: %+v", downs, ups, turns, c)
+		}
+	}
+}
+
+func TestStartsWithoutRedisAndFindsItLater(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{TCP: true})
+	s.Kill()
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	k, r := client("a"), requests(10, calm())
+	if a := m.Reserve(k, r, 0, time.Now()); !a.Local || !a.Admitted {
+		t.Fatalf("%+v", a)
+	}
+	eventually(t, "it is told", func() bool { return m.log.count("redis does not answer") == 1 })
+	if err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	up(t, m)
+	expect(t, m.Reserve(k, r, 0, time.Now()), admission.ReasonAdmitted, 8)
+}
+
+func TestWithoutRunItCountsAlone(t *testing.T) {
+	m := NewRedis(Options{Redis: fleet.Redis{Address: "127.0.0.1:1"}})
+	expect(t, m.Reserve(client("a"), requests(10, calm()), 0, time.Now()), admission.ReasonAdmitted, 9)
+}
+
+func TestOnErrorOpenAndClosed(t *testing.T) {
+	for _, row := range []struct {
+		onError fleet.OnError
+		reason  admission.Reason
+	}{
+		{fleet.OnErrorOpen, admission.ReasonAdmitted},
+		{fleet.OnErrorClosed, admission.ReasonLimiterDown},
+	} {
+		m := NewRedis(Options{Redis: fleet.Redis{OnError: row.onError}})
+		k, r := client("a"), admission.Rates{Requests: per(1, calm()), Tokens: per(10, calm())}
+		for range 3 {
+			a := m.Reserve(k, r, 5, time.Now())
+			if a.Reason != row.reason || a.Admitted != (row.onError == fleet.OnErrorOpen) || !a.Local {
+				t.Errorf("%+v", a)
+			}
+			if a.Requests != (admission.Quota{}) || a.Tokens != (admission.Quota{}) {
+				t.Errorf("it tells of quotas that nobody counts: %+v", a)
+			}
+		}
+		if a := m.Reserve(k, r, 11, time.Now()); a.Reason != admission.ReasonTooMany {
+			t.Errorf("%+v", a)
+		}
+	}
+}
+
+func TestWrongPasswordIsToldWithoutIt(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{Password: "correct-horse"})
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte("battery-staple\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := replicas(t, fleet.Redis{Address: s.Address(), Password: fleet.Secret("file:" + file)}, 1)[0]
+	eventually(t, "the refusal is told", func() bool { return strings.Contains(m.log.String(), "WRONGPASS") })
+	if strings.Contains(m.log.String(), "battery") {
+		t.Errorf("the password stands in the log:\n%s", m.log.String())
+	}
+	if err := os.WriteFile(file, []byte("correct-horse\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	up(t, m)
+	if strings.Contains(m.log.String(), "horse") {
+		t.Errorf("the password stands in the log:\n%s", m.log.String())
+	}
+	t.Setenv("FAIRLEAD_TEST_REDIS_PASSWORD", "correct-horse")
+	up(t, replicas(t, fleet.Redis{Address: s.Address(), Password: "env:FAIRLEAD_TEST_REDIS_PASSWORD"}, 1)...)
+}
+
+func TestSecretsThatCannotBeRead(t *testing.T) {
+	for _, row := range []struct{ secret, fault string }{
+		{"env:FAIRLEAD_TEST_NOT_SET", "FAIRLEAD_TEST_NOT_SET is not set"},
+		{"file:/absent/password", "/absent/password"},
+		{"swordfish", "accepted: env:NAME or file:/path"},
+	} {
+		_, err := readSecret(fleet.Secret(row.secret))
+		if err == nil || !strings.Contains(err.Error(), row.fault) || strings.Contains(err.Error(), "swordfish") {
+			t.Errorf("%s: got %v", row.secret, err)
+		}
+	}
+}
+
+func TestScriptIsLoadedAnewAfterAFlush(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Requests: per(10, calm()), Tokens: per(100, calm())}
+	a := m.Reserve(k, r, 10, time.Now())
+	expect(t, a, admission.ReasonAdmitted, 9)
+	s.MustDo(t, "SCRIPT", "FLUSH")
+	expect(t, m.Reserve(k, r, 10, time.Now()), admission.ReasonAdmitted, 8)
+	s.MustDo(t, "SCRIPT", "FLUSH")
+	m.Settle(a.Ticket, 0)
+	eventually(t, "it is settled", func() bool { return m.Counters().Settled == 1 })
+	if got := m.Reserve(k, r, 0, time.Now()); got.Tokens.Remaining != 90 || got.Local || m.Counters().Errors != 0 {
+		t.Errorf("%+v, %+v", got, m.Counters())
+	}
+}
+
+// TestLostCountsAreRestored has the server forget all, as a restart or a failover
+// to an empty replica does, and then lose the last increments alone.
+func TestLostCountsAreRestored(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	all := replicas(t, fleet.Redis{Address: s.Address()}, 2)
+	up(t, all...)
+	k, r := client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1000, calm())}
+	last := []int64{1 << 60, 1 << 60}
+	told := map[int64]int{}
+	round := func() {
+		for range 10 {
+			for i, m := range all {
+				a := m.Reserve(k, r, 1, time.Now())
+				if !a.Admitted || a.Requests.Remaining >= last[i] {
+					t.Errorf("replica %d: %+v after %d", i, a, last[i])
+				}
+				last[i] = a.Requests.Remaining
+				told[last[i]]++
+			}
+		}
+	}
+	round()
+	kept := s.MustDo(t, "GET", name(k, r))
+	round()
+	s.MustDo(t, "FLUSHALL")
+	round()
+	s.MustDo(t, "SET", name(k, r), kept)
+	round()
+	// The replica that asks first after a loss does not know of the other's last
+	// request: that value is told twice, and no other.
+	if len(told) < 78 {
+		t.Errorf("80 requests were told %d different values, want 78 at least", len(told))
+	}
+	a := all[1].Reserve(k, r, 1, time.Now())
+	expect(t, a, admission.ReasonAdmitted, last[1]-1)
+	if clamps := all[0].Counters().Clamps + all[1].Counters().Clamps; clamps < 2 {
+		t.Errorf("%d clamps counted, want one for each loss at least", clamps)
+	}
+	if left := a.Tokens.Remaining; left < 919 || left > 960 { // the second loss is not seen in tokens
+		t.Errorf("%d tokens left", left)
+	}
+}
+
+func name(k admission.LimitKey, r admission.Rates) string {
+	id := key{limit: k.Limit, client: k.Client, requests: r.Requests.Window, tokens: r.Tokens.Window}
+	return id.redisName()
+}
+
+func TestServersWindowBeginsAnew(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	k, r := client("a"), requests(3, time.Second)
+	windows := map[int64]map[int64]int{}
+	for len(windows) < 3 {
+		a := m.Reserve(k, r, 0, time.Now())
+		if !a.Admitted {
+			if a.Reason != admission.ReasonRequests || a.Requests.Reset <= 0 || a.Requests.Reset > time.Second {
+				t.Fatalf("%+v", a)
+			}
+			time.Sleep(5 * time.Millisecond)
+			continue
+		}
+		id := key{limit: k.Limit, client: k.Client, requests: time.Second}
+		value := s.MustDo(t, "GET", id.redisName())
+		end, err := strconv.ParseInt(strings.Fields(value + " 0")[0], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if end == 0 {
+			continue // over before it was read
+		}
+		if windows[end] == nil {
+			windows[end] = map[int64]int{}
+		}
+		windows[end][a.Requests.Remaining]++
+		if windows[end][a.Requests.Remaining] > 1 {
+			t.Errorf("%d was told twice in the window that ends at %d", a.Requests.Remaining, end)
+		}
+	}
+}
+
+func TestLateSettlementsChangeNothing(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Tokens: per(100, calm())}
+	a := m.Reserve(k, r, 60, time.Now())
+	a.Ticket.End = a.Ticket.End.Add(-calm())
+	m.Settle(a.Ticket, 0)
+	eventually(t, "it is settled", func() bool { return m.Counters().Settled == 1 })
+	if got := m.Reserve(k, r, 0, time.Now()).Tokens.Remaining; got != 40 {
+		t.Errorf("%d left, want 40", got)
+	}
+}
+
+func TestSettlementsBeyondTheQueueAreDroppedAndCounted(t *testing.T) {
+	m := NewRedis(Options{})
+	m.link.Store(&link{}) // as if it were up, with a worker that sends nothing
+	k, r := client("a"), admission.Rates{Tokens: per(1e9, calm())}
+	ticket := admission.Ticket{Key: k, Rates: r, Cost: 10, End: time.Now().Add(time.Hour)}
+	for range maxSettling + 7 {
+		m.Settle(ticket, 1)
+	}
+	if c := m.Counters(); c.Dropped != 7 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestNamesOfCountsKeepAClientOnOneNodeOfACluster(t *testing.T) {
+	k := key{limit: "per {team}", client: admission.Client{0xab, 0xcd}, requests: time.Minute, tokens: 24 * time.Hour}
+	const want = "fairlead:limit:{abcd0000000000000000000000000000}:60:86400:per {team}"
+	if got := k.redisName(); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestRunsOnACluster(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{TCP: true, Lines: []string{"cluster-enabled yes"}})
+	slots := []string{"CLUSTER", "ADDSLOTS"}
+	for slot := range 16384 {
+		slots = append(slots, strconv.Itoa(slot))
+	}
+	s.MustDo(t, slots...)
+	eventually(t, "the cluster is formed", func() bool {
+		info, err := s.Do("CLUSTER", "INFO")
+		return err == nil && strings.Contains(info, "cluster_state:ok")
+	})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	for i := range 20 {
+		k, r := client(fmt.Sprint(i)), admission.Rates{Requests: per(10, calm()), Tokens: per(100, calm())}
+		a := m.Reserve(k, r, 10, time.Now())
+		expect(t, a, admission.ReasonAdmitted, 9)
+		m.Settle(a.Ticket, 20)
+	}
+	eventually(t, "all is settled", func() bool { return m.Counters().Settled == 20 })
+	if c := m.Counters(); c.Local != 0 || c.Errors != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *lockedBuffer) count(text string) int { return strings.Count(l.String(), text) }
