@@ -47,7 +47,7 @@ groups:
 pools:
 - { name: a, endpoints: $A }
 routes:
-- { name: counted, match: { prefix: /v1/, model: m }, dialect: openai, usage: true, split: [ { pool: a, weight: 1 } ] }
+- { name: counted, match: { prefix: /v1/, model: m }, dialect: openai, usage: true, maxBody: 4KiB, split: [ { pool: a, weight: 1 } ] }
 - { name: plain, match: { prefix: /v1/ }, dialect: openai, split: [ { pool: a, weight: 1 } ] }
 `
 
@@ -170,6 +170,14 @@ func TestFactUsageIsReadWithoutTouchingAnswers(t *testing.T) {
 		}
 	}
 
+	t.Run("the route's limit on bodies stands", func(t *testing.T) {
+		up.Forget()
+		a := e.postJSON("/v1/chat/completions", `{"model":"m","pad":"`+strings.Repeat("x", 5<<10)+`"}`)
+		expectError(t, a, 413, fleet.DialectOpenAI, "larger")
+		if n := up.Count(); n != 0 {
+			t.Errorf("%d requests reached the server", n)
+		}
+	})
 	t.Run("the client leaves", func(t *testing.T) {
 		const path = "/v1/chat/completions?left"
 		events := make(chan string, 1)
