@@ -16,11 +16,15 @@ const (
 	lease            = 25 * time.Second
 	nodeGrace        = 12 * time.Second
 	deadGrace        = 500 * time.Millisecond
+	// remembered is how long a claim is known whose lease is over: a sign of life
+	// brings it back, and its end still settles its tokens.
+	remembered = 25 * time.Second
 )
 
 // claim is one admitted request.
 type claim struct {
 	id, node      string
+	key           Client
 	client        *client
 	route         *routeState
 	pool          *pool
@@ -31,6 +35,8 @@ type claim struct {
 	attempt       int
 	level         fleet.BurstLevel
 	class         fleet.RequestClass
+	// lapsed: its lease is over, nothing counts it, and it is forgotten at until.
+	lapsed bool
 }
 
 const claimShards = 64
@@ -39,8 +45,9 @@ const claimShards = 64
 type claims struct {
 	seed   maphash.Seed
 	max    int64
-	n      atomic.Int64
-	turn   int // of sweep
+	n      atomic.Int64 // places taken
+	lapsed atomic.Int64 // of them
+	turn   int          // of sweep
 	shards [claimShards]claimShard
 }
 
@@ -104,6 +111,9 @@ func (t *claims) take(id string) (claim, bool) {
 
 // drop frees a place of a locked shard.
 func (t *claims) drop(s *claimShard, at int32) {
+	if s.list[at].lapsed {
+		t.lapsed.Add(-1)
+	}
 	delete(s.byID, s.list[at].id)
 	s.list[at] = claim{}
 	s.free = append(s.free, at)
@@ -111,18 +121,36 @@ func (t *claims) drop(s *claimShard, at int32) {
 }
 
 // renew lets a claim last until then, for a sign of life of an attempt. Signs of
-// earlier attempts than the one known, and of claims that have ended, are late.
-func (t *claims) renew(id, node string, attempt int, until time.Duration) {
+// earlier attempts than the one known, and of claims that have ended, are late. A
+// lapsed claim is returned instead.
+func (t *claims) renew(id, node string, attempt int, until time.Duration) (c claim, lapsed bool) {
 	s := t.shardOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at, there := s.byID[id]
-	if !there {
-		return
+	if !there || attempt < s.list[at].attempt {
+		return claim{}, false
 	}
-	if c := &s.list[at]; attempt >= c.attempt {
-		c.node, c.attempt, c.until = node, attempt, until
+	if s.list[at].lapsed {
+		return s.list[at], true
 	}
+	s.list[at].node, s.list[at].attempt, s.list[at].until = node, attempt, until
+	return claim{}, false
+}
+
+// revive puts a claim in the place of its lapsed self, or returns false when it
+// has ended meanwhile or was revived already.
+func (t *claims) revive(c *claim) bool {
+	s := t.shardOf(c.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, there := s.byID[c.id]
+	if !there || !s.list[at].lapsed {
+		return false
+	}
+	s.list[at] = *c
+	t.lapsed.Add(-1)
+	return true
 }
 
 // shorten lets the claims of an Envoy end then at the latest.
@@ -131,7 +159,7 @@ func (t *claims) shorten(node string, until time.Duration) {
 		s := &t.shards[i]
 		s.mu.Lock()
 		for at := range s.list {
-			if c := &s.list[at]; c.id != "" && c.node == node {
+			if c := &s.list[at]; c.id != "" && c.node == node && !c.lapsed {
 				c.until = min(c.until, until)
 			}
 		}
@@ -143,7 +171,7 @@ func (t *claims) shorten(node string, until time.Duration) {
 // step looks through a sixteenth.
 const sweepAll = 4096
 
-// expired removes the claims whose leases are over and appends them to out. Of
+// expired lets claims lapse whose leases are over and appends them to out. Of
 // many claims it finds some only at one of the next 15 steps.
 func (t *claims) expired(now time.Duration, out []claim) []claim {
 	first, n := 0, claimShards
@@ -156,12 +184,28 @@ func (t *claims) expired(now time.Duration, out []claim) []claim {
 		s := &t.shards[i]
 		s.mu.Lock()
 		for at := range s.list {
-			if c := &s.list[at]; c.id != "" && c.until <= now {
-				out = append(out, *c)
-				t.drop(s, int32(at))
+			c := &s.list[at]
+			if c.id == "" || c.until > now {
+				continue
 			}
+			if !c.lapsed {
+				out = append(out, *c)
+			}
+			t.lapse(s, int32(at), now)
 		}
 		s.mu.Unlock()
 	}
 	return out
+}
+
+// lapse makes a claim of a locked shard a lapsed one, or forgets it: when it was
+// one, and when the table is half full, so that claims find room.
+func (t *claims) lapse(s *claimShard, at int32, now time.Duration) {
+	c := &s.list[at]
+	if c.lapsed || 2*t.n.Load() > t.max {
+		t.drop(s, at)
+		return
+	}
+	c.lapsed, c.until, c.client = true, now+remembered, nil
+	t.lapsed.Add(1)
 }

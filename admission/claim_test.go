@@ -2,6 +2,9 @@ package admission
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -42,7 +45,7 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 			until      time.Duration
 			attempt    int
 		}
-		var live, over []request
+		var live, lapsed, over []request
 		now := func() time.Duration { return time.Duration(w.clock.at.Load()) }
 		pick := func() *request { return &live[rapid.IntRange(0, len(live)-1).Draw(t, "which")] }
 		remove := func(id string) {
@@ -93,6 +96,22 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 					r.until = now() + unconfirmedLease
 				}
 			},
+			"sign of life of one that lapsed": func(t *rapid.T) {
+				if len(lapsed) == 0 {
+					return
+				}
+				i := rapid.IntRange(0, len(lapsed)-1).Draw(t, "which")
+				r := lapsed[i]
+				w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: r.id, Node: "n", Attempt: r.attempt, At: w.clock.now()})
+				r.until = now() + lease
+				live, lapsed = append(live, r), append(lapsed[:i], lapsed[i+1:]...)
+			},
+			"end of one that lapsed": func(t *rapid.T) {
+				if len(lapsed) > 0 {
+					w.end(lapsed[0].id)
+					over, lapsed = append(over, lapsed[0]), lapsed[1:]
+				}
+			},
 			"end": func(t *rapid.T) {
 				if len(live) == 0 {
 					return
@@ -119,11 +138,15 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 			},
 			"time": func(t *rapid.T) {
 				w.tick(time.Duration(rapid.IntRange(0, 9000).Draw(t, "ms")) * time.Millisecond)
-				for i := len(live) - 1; i >= 0; i-- {
-					if live[i].until <= now() {
-						remove(live[i].id)
+				lapsed = slices.DeleteFunc(lapsed, func(r request) bool { return r.until <= now() })
+				live = slices.DeleteFunc(live, func(r request) bool {
+					if r.until > now() {
+						return false
 					}
-				}
+					r.until = now() + remembered
+					lapsed = append(lapsed, r)
+					return true
+				})
 			},
 			"": func(t *rapid.T) {
 				if got := counted(t, w.Gate); got != len(live) || w.Counters().Claims != len(live) {
@@ -151,6 +174,84 @@ func TestClaimsOfADeadEnvoyEndSoon(t *testing.T) {
 		if got := counted(t, w.Gate); got != at.want {
 			t.Errorf("%v later %d are in flight; want %d", at.after, got, at.want)
 		}
+	}
+}
+
+// TestLateEndsStillSettle: the log comes when the lease is over.
+func TestLateEndsStillSettle(t *testing.T) {
+	limiter := &ledger{}
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Tokens: fleet.Rate{Amount: 1e6, Window: time.Hour}}), 1000, limiter)
+	a := w.ask("a")
+	w.Admit(&a)
+	w.tick(unconfirmedLease)
+	if got := counted(t, w.Gate); got != 0 {
+		t.Fatalf("%d in flight after the lease; want none", got)
+	}
+	w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: 200, Usage: fleet.Usage{Known: true, Input: 5, Output: 6}, At: w.clock.now()})
+	if got := counted(t, w.Gate); got != 0 || limiter.settled != 11 {
+		t.Errorf("%d in flight, %d tokens settled; want none and 11", got, limiter.settled)
+	}
+}
+
+// ledger is a limiter that admits everything and adds up what is settled.
+type ledger struct{ settled fleet.Tokens }
+
+func (*ledger) Reserve(k LimitKey, r Rates, cost fleet.Tokens, now time.Time) Reservation {
+	return Reservation{Admitted: true, Reason: ReasonAdmitted, Ticket: Ticket{Key: k, Rates: r, Cost: cost, End: now}}
+}
+
+func (l *ledger) Settle(_ Ticket, used fleet.Tokens) { l.settled += used }
+
+// TestGateCountsRightUnderConcurrency lets everything happen at once; in the end
+// nothing may be in flight.
+func TestGateCountsRightUnderConcurrency(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 20}), 60, nil)
+	w.Gate = New(Options{Config: config(), Now: w.clock.now, Clients: 3})
+	var all sync.WaitGroup
+	for n := range 8 {
+		asks := make([]Ask, 2000)
+		for i := range asks {
+			asks[i] = w.ask(fmt.Sprint(i % 7))
+			asks[i].Level = fleet.BurstLevel(i % 8)
+		}
+		rng := rand.New(rand.NewPCG(uint64(n), 0))
+		all.Go(func() {
+			for i := range asks {
+				if v := w.Admit(&asks[i]); !v.Admitted {
+					continue
+				}
+				id := asks[i].ID
+				if rng.IntN(2) == 0 {
+					w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: id, Node: "n", At: w.clock.now()})
+				}
+				if rng.IntN(4) == 0 {
+					w.Cancel(id)
+				}
+				if rng.IntN(4) > 0 {
+					w.end(id)
+				}
+				if rng.IntN(9) == 0 {
+					w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: asks[rng.IntN(i+1)].ID, Node: "n", At: w.clock.now()})
+				}
+				switch {
+				case i%100 == 0:
+					w.clock.advance(100 * time.Millisecond)
+					w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 60, InFlight: 50}})
+				case i%501 == 0:
+					w.Reconfigure(config())
+					w.NodeGone("n")
+					w.Counters()
+				}
+			}
+		})
+	}
+	all.Wait()
+	for range 3 {
+		w.clock.advance(lease + remembered)
+		w.Step(w.clock.now(), nil)
+	}
+	if got := counted(t, w.Gate); got != 0 || w.Counters().Claims != 0 || w.claims.n.Load() != 0 {
+		t.Errorf("%d in flight, %d claims, %d places taken in the end; want none", got, w.Counters().Claims, w.claims.n.Load())
 	}
 }
 

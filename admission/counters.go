@@ -90,7 +90,7 @@ type Counters struct {
 	// clients are told apart.
 	Claims, Clients int
 	// TableFull counts requests that found no room among the claims, Expired
-	// claims whose end nobody told.
+	// times that the lease of a claim was over before its end was told.
 	TableFull, Expired uint64
 	// TokensReserved are those taken from limits at admission, TokensSettled those
 	// that reservations were corrected to.
@@ -121,7 +121,7 @@ type RouteCounters struct {
 func (g *Gate) Counters() Counters {
 	n := &g.count
 	out := Counters{
-		ByReason: map[Reason]uint64{}, Claims: int(g.claims.n.Load()), Clients: int(g.clients.n.Load()),
+		ByReason: map[Reason]uint64{}, Claims: int(g.claims.n.Load() - g.claims.lapsed.Load()), Clients: int(g.clients.n.Load()),
 		TableFull: n.tableFull.Load(), Expired: n.expired.Load(),
 		TokensReserved: n.tokensReserved.Load(), TokensSettled: n.tokensSettled.Load(),
 	}

@@ -220,13 +220,13 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	until := b.now + g.unconfirmed(&b.pool.levels[b.ask.Level])
 	if b.ask.ID != "" {
 		k := claim{
-			id: b.ask.ID, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
+			id: b.ask.ID, key: b.ask.Client, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
 			until: until, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			level: b.ask.Level, class: b.class,
 		}
 		older, ok := g.claims.add(&k)
 		if older.id != "" {
-			g.release(&older)
+			older.release()
 		}
 		if ok {
 			return true
@@ -257,20 +257,45 @@ func (g *Gate) unconfirmed(l *level) time.Duration {
 // and its tokens go back; the request stays counted in its window.
 func (g *Gate) Cancel(id string) {
 	if k, ok := g.claims.take(id); ok {
-		k.client.mu.Lock()
-		k.client.leave(k.pool, k.class, k.limit)
-		k.client.mu.Unlock()
-		k.pool.leave(k.level)
+		if !k.lapsed {
+			k.leave()
+			k.pool.leave(k.level)
+		}
 		g.settle(k.ticket, 0)
 	}
 }
 
-// release ends a claim.
-func (g *Gate) release(k *claim) {
+// leave takes the claim from its client.
+func (k *claim) leave() {
 	k.client.mu.Lock()
 	k.client.leave(k.pool, k.class, k.limit)
 	k.client.mu.Unlock()
-	k.pool.end(k.level)
+}
+
+// release ends a claim.
+func (k *claim) release() {
+	if !k.lapsed {
+		k.leave()
+		k.pool.end(k.level)
+	}
+}
+
+// renew lets a claim last until then. One that has lapsed counts again: the
+// request ran on unseen.
+func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
+	k, lapsed := g.claims.renew(o.ID, o.Node, o.Attempt, until)
+	if !lapsed {
+		return
+	}
+	k.client = g.clients.lock(k.key, now)
+	k.client.enterAgain(&k)
+	k.client.mu.Unlock()
+	k.pool.enterAgain(k.level)
+	k.lapsed, k.node, k.attempt, k.until = false, o.Node, o.Attempt, until
+	if !g.claims.revive(&k) {
+		k.leave()
+		k.pool.leave(k.level)
+	}
 }
 
 // Apply takes in an outcome from the access log. Outcomes of requests that are
@@ -281,14 +306,14 @@ func (g *Gate) Apply(o fleet.Outcome) {
 	}
 	switch at := g.since(o.At); o.Kind {
 	case fleet.AttemptStarted, fleet.Heartbeat:
-		g.claims.renew(o.ID, o.Node, o.Attempt, at+lease)
+		g.renew(&o, at+lease, at)
 	case fleet.AttemptEnded:
 		// The next attempt or the request's end comes at once; should it be lost,
 		// nothing will.
 		g.claims.renew(o.ID, o.Node, o.Attempt, at+unconfirmedLease)
 	case fleet.RequestEnded:
 		if k, ok := g.claims.take(o.ID); ok {
-			g.release(&k)
+			k.release()
 			g.account(&k, &o)
 		}
 	}
@@ -384,6 +409,20 @@ func nearly(a *account, u *use, b *bid, share float64) int {
 		hint = int(most)
 	}
 	return hint
+}
+
+// enterAgain counts a claim in flight that was not counted for a while, whatever
+// the limits. The client is locked.
+func (c *client) enterAgain(k *claim) {
+	c.live++
+	a := c.account(k.pool, k.class)
+	a.live++
+	if a.weight == 0 {
+		a.weight = classWeight(k.class)
+	}
+	if k.limit != "" {
+		c.use(k.limit).live++
+	}
 }
 
 // leave takes a request out of flight. The client is locked.

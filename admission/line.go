@@ -32,8 +32,9 @@ type line struct {
 	tail    atomic.Int64 // the slot given last
 	spacing atomic.Int64 // of slots, ns; more than 0
 	// returned and gone count, since the last step, slots that were used and
-	// slots whose clients did not come.
-	returned, gone atomic.Int64
+	// slots whose clients did not come; others are returns without a slot here, as
+	// of those that another pool sent away.
+	returned, gone, others atomic.Int64
 	// Of steps alone: returning is ρ, the share of refused requests that come back,
 	// laid the widest spacing of the slots in line.
 	returning float64
@@ -61,9 +62,10 @@ func (l *line) pace(now time.Duration, free float64) {
 	if l.returning == 0 {
 		l.returning = 1
 	}
-	returned, gone := float64(l.returned.Swap(0)), float64(l.gone.Swap(0))
-	if n := returned + gone; n > 0 {
-		l.returning += (returned/n - l.returning) * (1 - math.Pow(1-oneReturn, n))
+	if given := float64(l.returned.Load() + l.gone.Load()); given > 0 {
+		came := float64(l.returned.Swap(0) + l.others.Swap(0))
+		l.gone.Store(0)
+		l.returning += (min(came/given, 1) - l.returning) * (1 - math.Pow(1-oneReturn, given))
 	}
 	rho := min(max(l.returning, 0.1), 1)
 	spacing := rho / max(free, 1e-3) * float64(time.Second)

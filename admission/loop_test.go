@@ -190,12 +190,12 @@ func (t *claims) known(id string) bool {
 func TestSmallClientsGetWhatTheyWantBesideAHog(t *testing.T) {
 	for _, hammers := range []bool{false, true} {
 		l := newLoop(t, 50)
-		hog := &caller{name: "hog", open: 200, hammers: hammers}
+		hog := &caller{name: "hog", open: 100, hammers: hammers}
 		callers := []*caller{hog}
 		for i := range 10 {
 			callers = append(callers, &caller{name: fmt.Sprint("small", i), open: 2, from: 10 * time.Second})
 		}
-		l.run(callers, 20*time.Second, 80*time.Second)
+		l.run(callers, 20*time.Second, 50*time.Second)
 		small := 0.0
 		for _, c := range callers[1:] {
 			small += l.shares[c]

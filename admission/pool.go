@@ -81,6 +81,12 @@ func (p *pool) enter(of fleet.BurstLevel) bool {
 	return true
 }
 
+// enterAgain counts a request in flight that was not counted for a while.
+func (p *pool) enterAgain(of fleet.BurstLevel) {
+	p.levels[of].live.Add(1)
+	p.live.Add(1)
+}
+
 // leave takes back an enter without counting it as an end.
 func (p *pool) leave(of fleet.BurstLevel) {
 	p.levels[of].live.Add(-1)

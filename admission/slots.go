@@ -65,6 +65,9 @@ func (s *slots) first() time.Duration { return s.due[0].at }
 func (s *slots) arrive(now time.Duration, retry int, l *line) (early bool) {
 	switch {
 	case s.n() == 0:
+		if retry > 0 {
+			l.others.Add(1)
+		}
 		return false
 	case now >= s.first():
 		s.use()

@@ -37,7 +37,7 @@ func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 func (g *Gate) expire(now time.Duration) {
 	g.ended = g.claims.expired(now, g.ended[:0])
 	for i := range g.ended {
-		g.release(&g.ended[i])
+		g.ended[i].release()
 	}
 	g.count.expired.Add(uint64(len(g.ended)))
 	clear(g.ended) // holds nothing that has ended
