@@ -4,10 +4,13 @@
 -- in which window a request falls. Works from Redis 6.2 on.
 
 local at_r, requests, at_t, tokens = 0, 0, 0, 0
-local value = redis.call('GET', KEYS[1])
-if value then
+local value = redis.pcall('GET', KEYS[1])
+if type(value) == 'string' then
   local a, b, c, d = string.match(value, '^(%d+) (%d+) (%d+) (%d+)$')
-  at_r, requests, at_t, tokens = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
+  value = a -- what somebody else wrote there counts as nothing, and is replaced
+  if a then at_r, requests, at_t, tokens = tonumber(a), tonumber(b), tonumber(c), tonumber(d) end
+else
+  value = nil
 end
 
 local function write()

@@ -29,9 +29,12 @@ const (
 	settleLimit = 250 * time.Millisecond
 
 	// The breaker opens after tripAfter failures in a row, or when half of at
-	// least tripSample questions of a second failed.
+	// least tripSample questions of the last tripWindow failed. The window rolls:
+	// gobreaker ignores what was begun in a window that is over, and with a fixed
+	// one all that a frozen server made late could be.
 	tripAfter  = 3
 	tripSample = 20
+	tripWindow = 10 * time.Second
 	// openFor is the shortest time between opening and a probe. Run decides when
 	// it probes: after firstRetry, then half as often each time down to lastRetry,
 	// each ± 25 %, so that replicas don't come back in step. Whatever happened, a
@@ -95,6 +98,9 @@ type Redis struct {
 	seen   *table    // the most that the server said was used
 	untold *table    // what was admitted alone and the server does not know
 
+	// ahead is how far the server's clock was when it last answered, in ns. By it
+	// this replica's windows are the server's while that is away.
+	ahead     atomic.Int64
 	lastError atomic.Pointer[error]
 	counts    struct {
 		calls, errors, timeouts, busy, local, clamps, settled, dropped, connects atomic.Uint64
@@ -129,8 +135,9 @@ func NewRedis(o Options) *Redis {
 	}
 	m.seen.unshared, m.untold.unshared = true, true
 	m.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Interval: time.Second,
-		Timeout:  openFor,
+		Interval:     tripWindow,
+		BucketPeriod: tripWindow / 10,
+		Timeout:      openFor,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
 			return c.ConsecutiveFailures >= tripAfter || c.Requests >= tripSample && 2*c.TotalFailures >= c.Requests
 		},
@@ -180,8 +187,9 @@ func (m *Redis) Reserve(k admission.LimitKey, r admission.Rates, cost fleet.Toke
 		key:  key{limit: k.Limit, client: k.Client, requests: b.requests.window, tokens: b.tokens.window},
 		b:    b,
 		cost: int64(cost),
-		now:  m.own.unix(now),
+		here: m.own.unix(now),
 	}
+	c.now = c.here + m.ahead.Load()
 	switch {
 	case !b.requests.limited() && !b.tokens.limited():
 		a.Admitted, a.Reason = true, admission.ReasonAdmitted
@@ -201,7 +209,9 @@ type claim struct {
 	key  key
 	b    budgets
 	cost int64
-	now  int64 // ns since the Unix epoch, by this replica
+	// In ns since the Unix epoch: by this replica's clock, and by the server's as
+	// far as it is known.
+	here, now int64
 }
 
 // ask lets the server decide and says whether it did.
@@ -291,6 +301,7 @@ func (m *Redis) untell(c *claim, told *counts) {
 // learn notes what the answer says was used, and what it admitted of this
 // replica's part.
 func (m *Redis) learn(c *claim, ans *answer) {
+	m.ahead.Store(ans.now*int64(time.Millisecond) - c.here)
 	if ans.lost {
 		m.counts.clamps.Add(1)
 	}

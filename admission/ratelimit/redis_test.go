@@ -5,11 +5,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,11 +63,15 @@ func up(t *testing.T, all ...*replica) {
 	}
 }
 
-func down(t *testing.T, all ...*replica) {
+// down waits until a breaker is open, asking meanwhile if need be.
+func down(t *testing.T, m *replica, ask func()) {
 	t.Helper()
-	for _, m := range all {
-		eventually(t, "the server is not asked", func() bool { return !m.Counters().Up })
-	}
+	eventually(t, "the server is not asked", func() bool {
+		if ask != nil {
+			ask()
+		}
+		return !m.Counters().Up
+	})
 }
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -232,7 +238,9 @@ func TestKilledServerIsReplacedByPartsAndUsedAgain(t *testing.T) {
 			t.Errorf("replica %d admitted %d before and after, want its part, 50", i, admitted[i])
 		}
 	}
-	down(t, all...)
+	for _, m := range all {
+		down(t, m, nil)
+	}
 	if err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +284,7 @@ func TestWhatWasAdmittedAloneIsToldOnce(t *testing.T) {
 			t.Fatalf("%+v", a)
 		}
 	}
-	down(t, m)
+	down(t, m, nil)
 	if err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +300,7 @@ func TestWhatWasAdmittedAloneIsToldOnce(t *testing.T) {
 
 func TestFrozenServerCostsOneDeadlineAndThenNothing(t *testing.T) {
 	s := redisbin.Start(t, redisbin.Config{})
-	m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: 300 * time.Millisecond}, 1)[0]
+	m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: time.Second}, 1)[0]
 	up(t, m)
 	k, r := client("a"), requests(1_000_000, calm())
 	expect(t, m.Reserve(k, r, 0, time.Now()), admission.ReasonAdmitted, 999_999)
@@ -331,6 +339,50 @@ func TestFrozenServerCostsOneDeadlineAndThenNothing(t *testing.T) {
 	}
 }
 
+// TestServerSlowerThanTheDeadlineIsNotUsed has every answer come late.
+func TestServerSlowerThanTheDeadlineIsNotUsed(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	var late atomic.Bool
+	late.Store(true)
+	address := delayed(t, s.Socket, func() {
+		if late.Load() {
+			time.Sleep(60 * time.Millisecond)
+		}
+	})
+	m := replicas(t, fleet.Redis{Address: address, Deadline: 40 * time.Millisecond}, 1)[0]
+	eventually(t, "it is told", func() bool { return m.log.count("redis does not answer") == 1 })
+	if a := m.Reserve(client("a"), requests(10, calm()), 0, time.Now()); !a.Local || m.Counters().Connects != 0 {
+		t.Errorf("%+v, %+v", a, m.Counters())
+	}
+	late.Store(false)
+	up(t, m)
+	late.Store(true)
+	k, r := client("b"), requests(1000, calm())
+	for range 10 {
+		if a := m.Reserve(k, r, 0, time.Now()); !a.Admitted {
+			t.Errorf("%+v", a)
+		}
+	}
+	down(t, m, nil)
+	if c := m.Counters(); c.Timeouts < tripAfter || c.Calls > tripAfter {
+		t.Errorf("%+v", c)
+	}
+	late.Store(false)
+	up(t, m)
+}
+
+// delayed passes connections on to a Unix socket and calls wait before each piece
+// of an answer.
+func delayed(t *testing.T, socket string, wait func()) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass(t, l, socket, wait)
+	return l.Addr().String()
+}
+
 func TestFlappingServerNeverBlocksAndLeavesOneLineForEachTurn(t *testing.T) {
 	s := redisbin.Start(t, redisbin.Config{})
 	all := replicas(t, fleet.Redis{Address: s.Address(), Deadline: time.Second}, 2)
@@ -359,7 +411,9 @@ func TestFlappingServerNeverBlocksAndLeavesOneLineForEachTurn(t *testing.T) {
 		} else {
 			s.Pause()
 		}
-		down(t, all...)
+		for _, m := range all {
+			down(t, m, nil)
+		}
 		if i%2 == 0 {
 			if err := s.Run(t.Context()); err != nil {
 				t.Fatal(err)
@@ -393,6 +447,81 @@ func TestStartsWithoutRedisAndFindsItLater(t *testing.T) {
 	}
 	up(t, m)
 	expect(t, m.Reserve(k, r, 0, time.Now()), admission.ReasonAdmitted, 8)
+}
+
+// TestAnAbsentServerIsNotStormed counts the connections that a server which hangs
+// up at once gets, while requests come all the time.
+func TestAnAbsentServerIsNotStormed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var accepted atomic.Int64
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Add(1)
+			c.Close()
+		}
+	})
+	t.Cleanup(func() { l.Close(); running.Wait() })
+	m := replicas(t, fleet.Redis{Address: l.Addr().String()}, 1)[0]
+	k, r := client("a"), requests(1e9, calm())
+	for accepted.Load() < 3 {
+		if a := m.Reserve(k, r, 0, time.Now()); !a.Local {
+			t.Fatalf("%+v", a)
+		}
+	}
+	c := m.Counters()
+	// The third connection comes 450 ms after the first at the earliest.
+	if c.Local < 1000 || c.Calls != 0 || accepted.Load() > 3 {
+		t.Errorf("%d connections, %+v", accepted.Load(), c)
+	}
+	if n := m.log.count("\n"); n != 1 {
+		t.Errorf("%d lines of one absence:\n%s", n, m.log.String())
+	}
+}
+
+func TestReplicaWhoseClockIsWrongKeepsTheServersWindows(t *testing.T) {
+	for _, off := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
+		s := redisbin.Start(t, redisbin.Config{})
+		m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+		up(t, m)
+		k, r := client("a"), requests(2, time.Minute)
+		wrong := time.Now().Add(off)
+		for range 3 {
+			if a := m.Reserve(k, r, 0, wrong); a.Local {
+				t.Fatalf("%+v", a)
+			}
+		}
+		s.Kill()
+		down(t, m, func() { m.Reserve(k, r, 0, wrong) })
+		if a := m.Reserve(k, r, 0, wrong.Add(2*time.Minute)); !a.Local || !a.Admitted || a.Requests.Reset > time.Minute {
+			t.Errorf("clock %v off: a new window without the server: %+v", off, a)
+		}
+	}
+}
+
+func TestWhatOthersWroteUnderAKeyIsReplaced(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	for i, command := range [][]string{{"SET", "", "what is this"}, {"RPUSH", "", "1"}, {"SET", "", "1 2 3"}} {
+		k, r := client(fmt.Sprint(i)), admission.Rates{Requests: per(10, calm()), Tokens: per(10, calm())}
+		command[1] = name(k, r)
+		s.MustDo(t, command...)
+		a := m.Reserve(k, r, 1, time.Now())
+		expect(t, a, admission.ReasonAdmitted, 9)
+		m.Settle(a.Ticket, 0)
+		expect(t, m.Reserve(k, r, 1, time.Now()), admission.ReasonAdmitted, 8)
+	}
+	if c := m.Counters(); c.Errors != 0 || c.Local != 0 {
+		t.Errorf("%+v", c)
+	}
 }
 
 func TestWithoutRunItCountsAlone(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"io"
 	"math/big"
 	"net"
 	"os"
@@ -52,6 +51,13 @@ func terminate(t *testing.T, c tls.Certificate, socket string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pass(t, l, socket, func() {})
+	return l.Addr().String()
+}
+
+// pass hands a listener's connections on to a Unix socket, and calls wait before
+// each piece of an answer, until the test ends.
+func pass(t *testing.T, l net.Listener, socket string, wait func()) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		for {
@@ -64,17 +70,28 @@ func terminate(t *testing.T, c tls.Certificate, socket string) string {
 				in.Close()
 				continue
 			}
-			for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
-				running.Go(func() {
-					_, _ = io.Copy(way[1], way[0]) // either end may close first
-					in.Close()
-					out.Close()
-				})
-			}
+			running.Go(func() { relay(out, in, func() {}) })
+			running.Go(func() { relay(in, out, wait) })
 		}
 	})
 	t.Cleanup(func() { l.Close(); running.Wait() })
-	return l.Addr().String()
+}
+
+// relay copies until either end closes, and then closes both.
+func relay(to, from net.Conn, wait func()) {
+	defer to.Close()
+	defer from.Close()
+	b := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(b)
+		if err != nil {
+			return
+		}
+		wait()
+		if _, err := to.Write(b[:n]); err != nil {
+			return
+		}
+	}
 }
 
 func TestTLSIsVerifiedByTheAuthority(t *testing.T) {
