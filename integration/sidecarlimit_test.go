@@ -318,3 +318,46 @@ pools:
 		t.Errorf("after a restart of its neighbour: %d new runtimes, limit %s", n, limitOf(e1, "a"))
 	}
 }
+
+// TestSidecarOverflowGivesItsPlaceBack: a request that Fairlead let in and the
+// sidecar refused counts nowhere once it was answered.
+func TestSidecarOverflowGivesItsPlaceBack(t *testing.T) {
+	a := newTurnstile(t)
+	p := newPlace(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: %s }, routes: [chat] }
+pools:
+%sroutes:
+  - { name: chat, match: { prefix: / }, dialect: openai, strategy: dynamic, holdAtSidecar: true, split: [{ pool: a, weight: 1 }] }
+`, envoytest.FreeAddr(t), poolYAML("a", "maxInFlight: 10", a.Addr())))
+	p.serve(t)
+	e1, listen := p.sidecar(t)
+	e2, _ := p.sidecar(t)
+	for _, e := range []*envoytest.Envoy{e1, e2} {
+		awaitLimit(t, e, "a", "5")
+	}
+	// Of ten places, as many as Fairlead has, none may be lost to fifteen overflows.
+	for overflows := int64(0); overflows < 15; overflows, _ = e1.Stat("cluster.a.upstream_rq_active_overflow") {
+		expectHeld(t, a, 30, 5, listen, "/v1/chat/completions")
+		p.waitEmpty(t)
+	}
+}
+
+// waitEmpty waits until a tick after this call finds nothing in flight, neither by
+// the endpoints' counts nor by admission's.
+func (p *place) waitEmpty(t *testing.T) {
+	t.Helper()
+	since := time.Now()
+	envoytest.Eventually(t, "nothing is in flight", func() bool {
+		f, err := p.client.Fleet(context.Background())
+		idle := err == nil && f.At.After(since)
+		for _, pool := range f.Pools {
+			for _, e := range pool.Endpoints {
+				idle = idle && e.InFlight == 0
+			}
+			for _, level := range pool.Levels {
+				idle = idle && level.InFlight == 0
+			}
+		}
+		return idle
+	})
+}
