@@ -77,7 +77,9 @@ func (t *claims) add(c *claim) (older claim, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at, there := s.byID[c.id]; there {
-		older, s.list[at] = s.list[at], *c
+		if older, s.list[at] = s.list[at], *c; older.lapsed {
+			t.lapsed.Add(-1)
+		}
 		return older, true
 	}
 	if t.n.Add(1) > t.max {

@@ -177,6 +177,50 @@ func TestClaimsOfADeadEnvoyEndSoon(t *testing.T) {
 	}
 }
 
+func TestSecondRequestUnderOneIDTakesThePlaceOfTheFirst(t *testing.T) {
+	w := newWorld(config(), 1000, nil)
+	a := w.ask("a")
+	w.Admit(&a)
+	w.Admit(&a)
+	if got := counted(t, w.Gate); got != 1 {
+		t.Errorf("%d in flight; want one", got)
+	}
+	w.tick(unconfirmedLease)
+	a.At = w.clock.now()
+	w.Admit(&a) // over one that lapsed
+	if n := w.Counters().Claims; n != 1 || counted(t, w.Gate) != 1 {
+		t.Errorf("%d claims; want one", n)
+	}
+	w.end(a.ID)
+	if n := w.Counters().Claims; n != 0 || counted(t, w.Gate) != 0 {
+		t.Errorf("%d claims after the end; want none", n)
+	}
+}
+
+func TestCallerLowersItsClassAndNeverRaisesIt(t *testing.T) {
+	limit := fleet.Limit{Name: "l", Key: fleet.ClientKeyAddress, Clients: []fleet.LimitClient{
+		{ID: "10.0.0.1", Class: fleet.ClassInteractive, Weight: 1}, {ID: "10.0.0.2", Class: fleet.ClassBatch, Weight: 3},
+	}}
+	w := newWorld(config(limit), 1000, nil)
+	for _, row := range []struct {
+		id     string
+		class  fleet.RequestClass
+		weight float64
+	}{
+		{"10.0.0.1", fleet.ClassInteractive, interactiveWeight},
+		{"10.0.0.1", fleet.ClassBatch, batchWeight},
+		{"10.0.0.2", fleet.ClassInteractive, 3 * batchWeight},
+		{"10.0.0.3", fleet.ClassBatch, batchWeight},
+		{"10.0.0.3", fleet.ClassInteractive, interactiveWeight},
+	} {
+		a := w.ask("")
+		a.Client, a.Class = ClientOf(fleet.ClientKeyAddress, []byte(row.id)), row.class
+		if b := w.bid(&a); b.weight != row.weight {
+			t.Errorf("%s asking as %v weighs %v; want %v", row.id, row.class, b.weight, row.weight)
+		}
+	}
+}
+
 // TestLateEndsStillSettle: the log comes when the lease is over.
 func TestLateEndsStillSettle(t *testing.T) {
 	limiter := &ledger{}

@@ -3,6 +3,14 @@
 // endpoints and pools, clients' shares, rate limits (counted by a [Limiter]; see
 // package ratelimit) and the slots in which refused clients come back.
 //
+// A [Gate] counts every admitted request in flight, per client, pool and burst
+// level, from its admission to its end, which the access log tells. While a pool
+// is full, that is, has nine tenths of its limit in flight, each client is held to
+// its weighted max-min share of it and each level to its budget; otherwise nobody
+// is. Who is sent away gets a slot in a virtual queue that moves as fast as places
+// become free. All that needs an overview of clients happens in [Gate.Step]; a
+// request takes two or three short locks and allocates nothing.
+//
 // It never picks an endpoint, which is the plan's, and writes no HTTP: its
 // answers are values that package extproc puts into words.
 //
@@ -10,5 +18,7 @@
 // until its lease is over, and never twice; among requests admitted in one window
 // the remaining requests strictly decrease; each refused request has a slot of
 // its own; every table is bounded, and what finds no room in it shares a place
-// with others, never goes uncounted.
+// with others, never goes uncounted. Where the table of claims is full, clients
+// with a limit on concurrency are refused, since that limit is exact; requests of
+// others count for their pool and level for as long as such requests take.
 package admission

@@ -166,7 +166,7 @@ func (g *Gate) bid(a *Ask) bid {
 		rule := r.rule(a.Client)
 		b.cap, b.rates = rule.cap, rule.rates
 		weight = rule.weight
-		if rule.class != 0 {
+		if lowered := b.class == fleet.ClassBatch && r.class != fleet.ClassBatch; rule.class != 0 && !lowered {
 			b.class = rule.class
 		}
 		b.reserved = b.rates != Rates{}

@@ -242,7 +242,7 @@ func TestLongRequestsDoNotCrowdOutShortOnes(t *testing.T) {
 		callers = append(callers, &caller{name: fmt.Sprint("long", i), open: 4, level: 7})
 		callers = append(callers, &caller{name: fmt.Sprint("short", i), open: 1, level: 1, from: 20 * time.Second})
 	}
-	l.run(callers, 60*time.Second, 200*time.Second)
+	l.run(callers, 60*time.Second, 120*time.Second)
 	t.Logf("short %.1f, long %.1f of 100", l.levels[1], l.levels[7])
 	if l.levels[1] < 25 {
 		t.Errorf("short requests have %.1f places; want near the 50 they ask for", l.levels[1])
@@ -260,7 +260,7 @@ func TestFullPoolStaysFull(t *testing.T) {
 	for i := range 300 {
 		callers = append(callers, &caller{name: fmt.Sprint(i), open: 3, think: 100 * time.Millisecond})
 	}
-	l.run(callers, 30*time.Second, 120*time.Second)
+	l.run(callers, 20*time.Second, 60*time.Second)
 	mean, low := l.busy()
 	t.Logf("busy %.2f, 1st percentile %.2f", mean, low)
 	if mean < 0.9 || low < 0.75 {

@@ -82,7 +82,7 @@ func TestHammeringClientDelaysOthersByAFewSlotsOnly(t *testing.T) {
 	waits := func(hammers, retry int) (mean, worst time.Duration) {
 		w := paced(200)
 		sum, n := time.Duration(0), 0
-		for ms := range 5000 {
+		for ms := range 2000 {
 			w.tick(time.Millisecond)
 			for range hammers {
 				a := w.ask("hammer")

@@ -6,8 +6,8 @@ import (
 )
 
 // Step brings shares, budgets, the pace of retries and leases up to now, and
-// tells what became of the pools of the views, in their order. It is called every
-// 50 ms or so.
+// tells what became of the pools of the views, in their order; those that the
+// configuration does not know are left out. It is called every 50 ms or so.
 func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 	g.mu.Lock()
 	defer g.mu.Unlock()
