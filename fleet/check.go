@@ -230,6 +230,9 @@ func (d *decoder) checkRoute(r *Route, path string) {
 			d.faultAt(join(path, "readUser"), "true on a route that reads no body", "readUser without skipBody")
 		}
 	}
+	if r.OnFailure == FailClosed && r.RetryFields == RetryFieldsComputed {
+		d.faultAt(join(path, "retryFields"), "computed together with onFailure: closed", "one of the two: an ext_proc that dies would replace running answers with its 503")
+	}
 	if d.given(join(path, "oversize")) && r.MaxOutput == 0 && !d.given(join(path, "maxOutput")) {
 		d.faultAt(join(path, "oversize"), "a choice about a limit that is not given", "oversize together with maxOutput")
 	}

@@ -242,7 +242,8 @@ type Usage struct {
 	// The counts are then 0 and mean nothing.
 	Known bool
 	// Input counts prompt tokens, Cached the part of them that came from a
-	// cache; Output counts generated tokens.
+	// cache; Output counts generated tokens. Known with an Input of 0 is a stream
+	// that broke off: what it had told of its output is known, its prompt is not.
 	Input, Cached, Output Tokens
 	// Error is true when the answer was a 200 whose stream told an error.
 	Error bool

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/admission/ratelimit"
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/telemetry/push"
@@ -170,10 +171,10 @@ type metrics struct {
 
 // newMetrics builds the instruments; view gives the state that gauges show,
 // scraped the scraper's counts, pushed those of the agents' frames, gate those of
-// admission, dropped the ledger's attempts that
+// admission, shared those of limits that replicas share, dropped the ledger's attempts that
 // found no room, faulty, modelRefused and pushTLSRefused whether the config, the
 // model file or the files of serve.push.tls are ones that were refused.
-func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), gate func() admission.Counters, dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
+func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), gate func() admission.Counters, shared func() (ratelimit.Counters, bool), dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
@@ -210,16 +211,20 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 	if err != nil {
 		return nil, err
 	}
-	if err := m.observeCounters(meter, scraped, pushed, gate, dropped); err != nil {
+	if err := m.observeCounters(meter, scraped, pushed, gate, shared, dropped); err != nil {
 		return nil, err
 	}
 	return m, errors.Join(observeFleet(meter, view), observeUsage(meter, gate),
+		observeFlag(meter, "fairlead.limiter.away", "1 while the shared count of limits does not answer: each replica does what onError says.", func() bool {
+			c, is := shared()
+			return is && !c.Up
+		}),
 		observeFlag(meter, "fairlead.config.refused", "1 while the config file is one that was refused: the last good one is in force.", faulty),
 		observeFlag(meter, "fairlead.model.refused", "1 while the model file is one that was refused: the last good model scores.", modelRefused),
 		observeFlag(meter, "fairlead.push.tls.refused", "1 while the files of serve.push.tls are ones that can't be used: the last good ones are in use.", pushTLSRefused))
 }
 
-func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), gate func() admission.Counters, dropped func() uint64) error {
+func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), gate func() admission.Counters, shared func() (ratelimit.Counters, bool), dropped func() uint64) error {
 	counter := func(name, description string, observe func(metric.Int64Observer)) error {
 		_, err := meter.Int64ObservableCounter(name, metric.WithDescription(description),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -286,6 +291,16 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		{"fairlead.admission.events", "What happened to the requests that admission follows: tokens reserved and settled, requests that found no room among those followed (table_full), and ones whose end nobody told (expired).", func(o metric.Int64Observer) {
 			c := gate()
 			for kind, n := range map[string]uint64{"tokens_reserved": c.TokensReserved, "tokens_settled": c.TokensSettled, "table_full": c.TableFull, "expired": c.Expired} {
+				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
+			}
+		}},
+		{"fairlead.limiter.events", "Reservations put to the shared count of limits (calls), their errors and timeouts, those not put because too many waited (busy), those decided without it (local), counts that it had lost (clamps), settlements taken and dropped, and times it came back (connects).", func(o metric.Int64Observer) {
+			c, is := shared()
+			if !is {
+				return
+			}
+			for kind, n := range map[string]uint64{"calls": c.Calls, "errors": c.Errors, "timeouts": c.Timeouts, "busy": c.Busy, "local": c.Local,
+				"clamps": c.Clamps, "settled": c.Settled, "dropped": c.Dropped, "connects": c.Connects} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},

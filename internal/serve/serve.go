@@ -124,7 +124,7 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if s.metrics, err = newMetrics(s.Fleet, func() scrape.Counters { return s.scraper.Counters() },
-		s.pushed, func() admission.Counters { return s.gate.Counters() }, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load, s.pushTLSRefused); err != nil {
+		s.pushed, func() admission.Counters { return s.gate.Counters() }, s.shared, s.ledger.Dropped, s.faulty.Load, s.modelRefused.Load, s.pushTLSRefused); err != nil {
 		return nil, err
 	}
 	s.present = newPresence()
@@ -160,9 +160,6 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 		Observe:   s.observeRequest,
 		Log:       s.log,
 	})
-	s.servers.extproc = grpc.NewServer(append(extproc.ServerOptions(), keepalives()...)...)
-	s.extproc.Register(s.servers.extproc)
-
 	receiver := accesslog.New(accesslog.Options{
 		Sink:     s.outcome,
 		NodeGone: s.logsEnded,
@@ -215,6 +212,9 @@ func (s *Server) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	// Not before: its stream workers are goroutines.
+	s.servers.extproc = grpc.NewServer(append(extproc.ServerOptions(), keepalives()...)...)
+	s.extproc.Register(s.servers.extproc)
 	serveGRPC("xds", s.servers.xds, s.listeners.xds)
 	serveGRPC("extproc", s.servers.extproc, s.listeners.extproc)
 	serveGRPC("access log", s.servers.accessLog, s.listeners.accessLog)
