@@ -18,7 +18,8 @@ func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 	s := g.settings.Load()
 	g.steps++
 	s.eachPool(func(p *pool) { p.begin(g.steps) })
-	g.clients.each(at, func(c *client) { c.step(at, dt, g.steps) })
+	keep := decay(dt, demandOver)
+	g.clients.each(at, func(c *client) { c.step(at, keep, g.steps) })
 	byName := make(map[string]*PoolView, len(views))
 	for i := range views {
 		byName[views[i].Name] = &views[i]
@@ -54,23 +55,28 @@ func (s *settings) eachPool(visit func(*pool)) {
 	visit(s.other.state.nowhere)
 }
 
-// step brings a client's demands up to now and adds them to the pools'. The
-// client is locked.
-func (c *client) step(now, dt time.Duration, step uint64) {
-	kept := c.accounts[:0]
+// step brings a client's demands up to now, adds them to the pools', and forgets
+// what is over. keep is the weight of the past in means. The client is locked.
+func (c *client) step(now time.Duration, keep float64, step uint64) {
+	idle := false
 	for i := range c.accounts {
 		a := &c.accounts[i]
-		keep := decay(dt, demandOver)
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
 		a.slots.expire(now, &a.pool.levels[a.level].line)
 		a.demand(step)
-		if a.live > 0 || a.slots.n() > 0 || a.slots.earliness(now) > 0.1 || a.mean > 0.01 {
-			kept = append(kept, *a)
-		}
+		idle = idle || a.idle(now)
 	}
-	clear(c.accounts[len(kept):])
-	c.accounts = kept
-	c.uses = slices.DeleteFunc(c.uses, func(u use) bool { return u.live == 0 && u.tail < now && u.next < now })
+	if idle {
+		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return a.idle(now) })
+	}
+	if len(c.uses) > 0 && c.live == 0 {
+		c.uses = slices.DeleteFunc(c.uses, func(u use) bool { return u.live == 0 && u.tail < now && u.next < now })
+	}
+}
+
+// idle reports whether nothing is known of an account any more.
+func (a *account) idle(now time.Duration) bool {
+	return a.live == 0 && a.slots.n() == 0 && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1
 }
 
 // demand tells the pool what the account wants: what it has in flight and what
