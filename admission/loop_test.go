@@ -212,6 +212,32 @@ func TestSmallClientsGetWhatTheyWantBesideAHog(t *testing.T) {
 	}
 }
 
+// TestClientsGetTheirMaxMinShares compares what random clients have in flight,
+// who all want more than there is, with the fair division of the pool.
+func TestClientsGetTheirMaxMinShares(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	for range 8 {
+		l := newLoop(t, 60)
+		var callers []*caller
+		var wants []demand
+		for i := range 2 + rng.IntN(7) {
+			c := &caller{name: fmt.Sprint(i), open: 1 + rng.IntN(60), hammers: true, class: fleet.RequestClass(1 + rng.IntN(2))}
+			callers = append(callers, c)
+			wants = append(wants, demand{float64(c.open), classWeight(c.class)})
+		}
+		level := bisect(wants, 60)
+		l.run(callers, 8*time.Second, 20*time.Second)
+		for i, c := range callers {
+			// A request that was sent away comes back 40 ms later, so that a client
+			// has a little less open than it wants.
+			want := min(wants[i].want, level*wants[i].weight)
+			if got := l.shares[c]; math.Abs(got-want) > max(2, want/8) {
+				t.Errorf("client %d of %v has %.1f in flight; want %.1f", i, wants, got, want)
+			}
+		}
+	}
+}
+
 func TestClassesShareAFullPoolByTheirWeights(t *testing.T) {
 	l := newLoop(t, 100)
 	people := &caller{name: "people", open: 150, class: fleet.ClassInteractive, hammers: true}

@@ -34,11 +34,18 @@ func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 	return out
 }
 
-// expire ends the claims that nobody vouches for any more.
+// expire ends the claims that nobody vouches for any more. Only while nobody
+// tells of ends do these pass for ends: otherwise requests would seem to take no
+// longer than their leases.
 func (g *Gate) expire(now time.Duration) {
 	g.ended = g.claims.expired(now, g.ended[:0])
 	for i := range g.ended {
-		g.ended[i].release()
+		if k := &g.ended[i]; g.blind.Load() {
+			k.release()
+		} else {
+			k.leave()
+			k.pool.leave(k.level)
+		}
 	}
 	g.count.expired.Add(uint64(len(g.ended)))
 	clear(g.ended) // holds nothing that has ended
