@@ -474,7 +474,7 @@ pools:
 - { name: a, endpoints: $A }
 routes:
 - { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, pool: a, onFailure: closed }
-- { name: chat, match: { prefix: /v1/, model: m }, dialect: openai, pool: a, onFailure: closed, retryFields: computed }
+- { name: chat, match: { prefix: /v1/, model: m }, dialect: openai, pool: a, onFailure: closed }
 - { name: open, match: { prefix: /v1/ }, dialect: openai, pool: a }
 `}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
 	check := func(t *testing.T) {
@@ -525,13 +525,12 @@ func TestFactAnswersOnTheirWaySurviveExtProc(t *testing.T) {
 	up := envoytest.NewUpstream(t, envoytest.Gate(release, envoytest.Status(429, `{"mine":true}`)))
 	e, p, _ := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
 groups:
-- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [computed, closed, both] }
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [computed, closed] }
 pools:
 - { name: a, endpoints: $A }
 routes:
 - { name: computed, match: { prefix: /computed/ }, dialect: openai, pool: a, retryFields: computed }
 - { name: closed, match: { prefix: /closed/ }, dialect: openai, pool: a, onFailure: closed }
-- { name: both, match: { prefix: /both/ }, dialect: openai, pool: a, onFailure: closed, retryFields: computed }
 `}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
 	type result struct {
 		path string
@@ -539,7 +538,7 @@ routes:
 		err error
 	}
 	results := make(chan result)
-	paths := []string{"/computed/messages", "/closed/messages", "/both/messages"}
+	paths := []string{"/computed/messages", "/closed/messages"}
 	for _, path := range paths {
 		go func() {
 			a, err := e.try("POST", path, strings.NewReader(`{}`))
