@@ -250,7 +250,7 @@ func routeFields(r *Route) []field {
 		{name: "onFailure", doc: "While ext_proc is dead and nobody counts limits: open lets requests pass, closed answers those that generate with 503.", preset: "open", value: choice(&r.OnFailure, nil, "open", "closed")},
 		{name: "class", doc: "How urgent its requests are; a caller may lower it by x-request-class: batch.", preset: "interactive", value: choice(&r.Class, nil, "interactive", "batch")},
 		{name: "fairShare", doc: "Keep a client from more than its share of a pool that is full.", preset: "true", value: boolean(&r.FairShare)},
-		{name: "holdAtSidecar", doc: "Bound the requests in flight to each pool of the route in each sidecar too; holds with Fairlead dead.", preset: "false", value: boolean(&r.HoldAtSidecar)},
+		{name: "holdAtSidecar", doc: "Bound the requests in flight to each pool of the route in each sidecar too, to an even part of the pool's limit; holds with Fairlead dead. It counts for the pool: the group's other routes to it are held too.", preset: "false", value: boolean(&r.HoldAtSidecar)},
 		{name: "maxOutput", doc: "The model's limit on output tokens; absent: unknown.", value: whole(&r.MaxOutput, 1, 10_000_000)},
 		{name: "oversize", doc: "Requests above maxOutput: refuse (400, with what fits) or pass.", preset: "refuse", value: choice(&r.Oversize, nil, "refuse", "pass")},
 		{name: "noRoom", doc: "Requests that no endpoint's KV cache has room for now: refuse (429, with what fits) or pass.", preset: "pass", value: choice(&r.NoRoom, nil, "refuse", "pass")},
