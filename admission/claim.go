@@ -31,10 +31,12 @@ type claim struct {
 	limit         string // whose concurrency counts it; "" none
 	ticket        Ticket
 	until         time.Duration
+	blindUntil    time.Duration // the end of its lease where nobody tells of requests
 	input, output fleet.Tokens
 	attempt       int
 	level         fleet.BurstLevel
 	class         fleet.RequestClass
+	confirmed     bool // a log entry told of it
 	// lapsed: its lease is over, nothing counts it, and it is forgotten at until.
 	lapsed bool
 }
@@ -136,8 +138,13 @@ func (t *claims) renew(id, node string, attempt int, until time.Duration) (c cla
 	if s.list[at].lapsed {
 		return s.list[at], true
 	}
-	s.list[at].node, s.list[at].attempt, s.list[at].until = node, attempt, until
+	s.list[at].confirm(node, attempt, until)
 	return claim{}, false
+}
+
+// confirm takes in a sign of life.
+func (c *claim) confirm(node string, attempt int, until time.Duration) {
+	c.confirmed, c.node, c.attempt, c.until = true, node, attempt, until
 }
 
 // revive puts a claim in the place of its lapsed self, or returns false when it
@@ -153,6 +160,20 @@ func (t *claims) revive(c *claim) bool {
 	s.list[at] = *c
 	t.lapsed.Add(-1)
 	return true
+}
+
+// extend gives claims that no log entry told of the leases of a blind gate.
+func (t *claims) extend() {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		for at := range s.list {
+			if c := &s.list[at]; !c.confirmed && !c.lapsed {
+				c.until = max(c.until, c.blindUntil)
+			}
+		}
+		s.mu.Unlock()
+	}
 }
 
 // shorten lets the claims of an Envoy end then at the latest.

@@ -319,6 +319,33 @@ func TestBlindGateKeepsRequestsForAsLongAsTheirLevelTakes(t *testing.T) {
 	}
 }
 
+func TestGateThatGoesBlindKeepsWhatNothingConfirmed(t *testing.T) {
+	w := newWorld(config(), 1000, nil)
+	a, b := w.ask("a"), w.ask("a")
+	w.Admit(&a)
+	w.Admit(&b)
+	w.Apply(fleet.Outcome{Kind: fleet.AttemptEnded, ID: b.ID, Attempt: 1, At: w.clock.now()})
+	w.tick(time.Second)
+	w.SetBlind(true)
+	w.tick(2 * time.Second)
+	if got := counted(t, w.Gate); got != 1 {
+		t.Errorf("%d in flight; want the one that no entry told of", got)
+	}
+}
+
+func TestAdviceForASentAwayRequestCountsNothing(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	a := w.ask("a")
+	w.Admit(&a)
+	first, second := w.Advise(&a), w.Advise(&a)
+	if !first.ShouldRetry || second.RetryAfter <= first.RetryAfter {
+		t.Errorf("told %+v and %+v; want two slots", first, second)
+	}
+	if n := w.Counters(); n.ByReason[ReasonBusy] != 0 || n.Routes[0].Refused != 0 || counted(t, w.Gate) != 1 {
+		t.Errorf("counted %+v", n)
+	}
+}
+
 func TestFullTableRefusesWhereLimitsAreExactAndCountsTheRest(t *testing.T) {
 	w := newWorld(config(), 1000, nil)
 	capped := config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 10})

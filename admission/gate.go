@@ -83,8 +83,13 @@ func (g *Gate) Reconfigure(cfg *fleet.Config) {
 
 // SetBlind says whether no access log arrives from anybody. Then nothing confirms
 // or ends requests, and those that are admitted count for as long as requests of
-// their level usually take, 2 s … 25 s, instead of 2 s.
-func (g *Gate) SetBlind(blind bool) { g.blind.Store(blind) }
+// their level usually take, 2 s … 25 s, instead of 2 s; so do those before that
+// nothing has confirmed.
+func (g *Gate) SetBlind(blind bool) {
+	if !g.blind.Swap(blind) && blind {
+		g.claims.extend()
+	}
+}
 
 // bid is a request with what the configuration says of it.
 type bid struct {
@@ -148,6 +153,16 @@ func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 	c.mu.Unlock()
 	g.count.refused(&b, why)
 	return r
+}
+
+// Advise says when a request may come back that was admitted and that a server
+// sent away. Nothing counts as refused by it.
+func (g *Gate) Advise(a *Ask) Refusal {
+	b := g.bid(a)
+	c := g.clients.lock(a.Client, b.now)
+	defer c.mu.Unlock()
+	c.account(b.pool, b.class).weight = b.weight
+	return c.refuse(&b, ReasonBusy, false, Standing{})
 }
 
 // bid looks up what counts for a request.
@@ -217,11 +232,14 @@ func (g *Gate) settle(t Ticket, used fleet.Tokens) {
 // request of a client with a limit on concurrency is refused, since that is
 // exact; others are counted by pool and level until they have probably ended.
 func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
-	until := b.now + g.unconfirmed(&b.pool.levels[b.ask.Level])
+	until, blindUntil := b.now+unconfirmedLease, b.now+b.pool.levels[b.ask.Level].lease()
+	if g.blind.Load() {
+		until = blindUntil
+	}
 	if b.ask.ID != "" {
 		k := claim{
 			id: b.ask.ID, key: b.ask.Client, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
-			until: until, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
+			until: until, blindUntil: blindUntil, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			level: b.ask.Level, class: b.class,
 		}
 		older, ok := g.claims.add(&k)
@@ -240,16 +258,14 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	c.leave(b.pool, b.class, "")
 	c.mu.Unlock()
 	// One second later than it ends at the earliest, and never a lap too late.
-	second := int64(min(until, b.now+lease)/time.Second) + 1
+	second := int64(until/time.Second) + 1
 	b.pool.levels[b.ask.Level].loose[second%looseSeconds].Add(1)
 	return true
 }
 
-// unconfirmed is the lease of a request that no log entry has told of.
-func (g *Gate) unconfirmed(l *level) time.Duration {
-	if !g.blind.Load() {
-		return unconfirmedLease
-	}
+// lease is how long a request of the level counts that no log entry tells of,
+// where nobody tells of any.
+func (l *level) lease() time.Duration {
 	return min(max(time.Duration(l.expected.Load()), unconfirmedLease), lease)
 }
 
@@ -291,7 +307,8 @@ func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
 	k.client.enterAgain(&k)
 	k.client.mu.Unlock()
 	k.pool.enterAgain(k.level)
-	k.lapsed, k.node, k.attempt, k.until = false, o.Node, o.Attempt, until
+	k.lapsed = false
+	k.confirm(o.Node, o.Attempt, until)
 	if !g.claims.revive(&k) {
 		k.leave()
 		k.pool.leave(k.level)
