@@ -114,7 +114,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	b := g.bid(a)
 	c := g.clients.lock(a.Client, b.now)
 	early := c.arrive(&b)
-	why, hint := c.enter(&b)
+	why, hint := c.enter(&b, early)
 	if why != ReasonAdmitted {
 		v := Verdict{Reason: why, Standing: b.standing(Reservation{})}
 		v.Refusal = c.refuse(&b, why, early, v.Standing)
@@ -143,8 +143,8 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	return v
 }
 
-// Refuse says when a request may come back that the plan refused. It is called
-// instead of Admit.
+// Refuse says when a request may come back that the plan refused, for
+// ReasonBusy or ReasonNoRoom. It is called instead of Admit.
 func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 	b := g.bid(a)
 	c := g.clients.lock(a.Client, b.now)
@@ -392,7 +392,7 @@ func (c *client) arrive(b *bid) bool {
 // enter counts a request in flight, or says why it may not be. The hint, if not
 // 0, is how many the client should have in flight, which it nearly has. The
 // client is locked.
-func (c *client) enter(b *bid) (why Reason, hint int) {
+func (c *client) enter(b *bid, early bool) (why Reason, hint int) {
 	a := c.account(b.pool, b.class)
 	var u *use
 	if b.cap > 0 {
@@ -411,6 +411,10 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	a.live++
 	if u != nil {
 		u.live++
+	}
+	if early { // there was room before its slot
+		a.slots.use()
+		b.pool.levels[b.ask.Level].line.returned.Add(1)
 	}
 	return ReasonAdmitted, nearly(a, u, b, share)
 }

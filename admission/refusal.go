@@ -9,6 +9,10 @@ import (
 func (c *client) refuse(b *bid, why Reason, early bool, st Standing) Refusal {
 	a := c.account(b.pool, b.class)
 	r := Refusal{InFlight: a.live, Concurrency: c.advised(a, b)}
+	if b.limit == nil {
+		c.lineUp(&r, a, b, early)
+		return r
+	}
 	switch why {
 	case ReasonConcurrency:
 		u := c.use(b.limit.Name)
