@@ -63,7 +63,7 @@ func TestEmbeddedAgreesWithADumbOracle(t *testing.T) {
 		time.Hour, -time.Hour, 24 * time.Hour, -24 * time.Hour, 200 * 24 * time.Hour}
 	rapid.Check(t, func(t *rapid.T) {
 		m, o := NewEmbedded(), &oracle{counts: map[string]*oracleCount{}}
-		now := start
+		now, latest := start, start
 		rate := func(top int64, w time.Duration) fleet.Rate {
 			return per(rapid.Int64Range(1, top).Draw(t, "amount"), w)
 		}
@@ -94,6 +94,12 @@ func TestEmbeddedAgreesWithADumbOracle(t *testing.T) {
 				}
 			default:
 				now = now.Add(rapid.SampledFrom(steps).Draw(t, "step"))
+				if now.After(latest) {
+					latest = now
+				}
+				if oldest := latest.Add(time.Second - back); now.Before(oldest) {
+					now = oldest // before that a new entry counts in its first window
+				}
 				cost := rapid.Int64Range(0, 120).Draw(t, "cost")
 				a := m.Reserve(client(who), r, fleet.Tokens(cost), now)
 				reason, requests, tokens := o.reserve(who, r, cost, now)
