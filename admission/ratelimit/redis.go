@@ -83,6 +83,11 @@ type Options struct {
 // requests that the server admitted in a window, and among those this replica
 // admitted alone, but not across the two.
 //
+// It works from Redis 6.2 and on any Valkey, also as a cluster. A user of its own
+// needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
+// script|load, and select for a database other than 0. There is one key for each
+// client and limit, of some 200 bytes, which expires with its windows.
+//
 // Methods may be called at once from many goroutines.
 type Redis struct {
 	redis   fleet.Redis

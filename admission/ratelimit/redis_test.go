@@ -576,6 +576,23 @@ func TestWrongPasswordIsToldWithoutIt(t *testing.T) {
 	up(t, replicas(t, fleet.Redis{Address: s.Address(), Password: "env:FAIRLEAD_TEST_REDIS_PASSWORD"}, 1)...)
 }
 
+func TestAUserOfItsOwnNeedsFewCommands(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	s.MustDo(t, "ACL", "SETUSER", "fairlead", "on", ">sesame", "~fairlead:limit:*",
+		"+get", "+set", "+time", "+eval", "+evalsha", "+script|load", "+select")
+	t.Setenv("FAIRLEAD_TEST_REDIS_PASSWORD", "sesame")
+	m := replicas(t, fleet.Redis{Address: s.Address(), Username: "fairlead", Password: "env:FAIRLEAD_TEST_REDIS_PASSWORD", Database: 2}, 1)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Requests: per(10, calm()), Tokens: per(100, calm())}
+	a := m.Reserve(k, r, 10, time.Now())
+	expect(t, a, admission.ReasonAdmitted, 9)
+	m.Settle(a.Ticket, 1)
+	eventually(t, "it is settled", func() bool { return m.Counters().Settled == 1 })
+	if size := s.MustDo(t, "DBSIZE"); size != "0" {
+		t.Errorf("%s keys in database 0, want them in 2", size)
+	}
+}
+
 func TestSecretsThatCannotBeRead(t *testing.T) {
 	for _, row := range []struct{ secret, fault string }{
 		{"env:FAIRLEAD_TEST_NOT_SET", "FAIRLEAD_TEST_NOT_SET is not set"},

@@ -18,7 +18,7 @@ var limitLua string
 
 var script = rueidis.NewLuaScript(limitLua)
 
-// names of a limit's count in Redis:
+// redisName is the name of the key's count in Redis:
 //
 //	fairlead:limit:{<client's hash in hex>}:<request window>:<token window>:<limit>
 //

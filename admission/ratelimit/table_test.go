@@ -139,9 +139,7 @@ func TestWallClockThatIsSetMovesNoWindow(t *testing.T) {
 	if a := m.Reserve(k, r, 0, now); !a.Admitted {
 		t.Fatalf("%+v", a)
 	}
-	// A time from time.Now has a monotonic reading, by which alone it counts: this
-	// one is what time.Now returns after the wall clock was set a day ahead, since
-	// both readings go on alike.
+	// A time of time.Now counts by its monotonic reading, which nobody sets.
 	if got, want := m.unix(now.Add(time.Minute))-m.unix(now), int64(time.Minute); got != want {
 		t.Errorf("a minute is %d ns, want %d", got, want)
 	}
