@@ -1,0 +1,184 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxConnections bounds what is in flight; a load that needs more than these is
+// above what the machine carries, and its latencies say so.
+const maxConnections = 256
+
+// load sends one request over and over to one address at a fixed rate, whatever
+// the answers do (open loop), over kept connections.
+type load struct {
+	address string
+	request []byte
+
+	free  chan *clientConn // last in, first out would need a lock; order matters little
+	all   []*clientConn
+	ready sync.WaitGroup
+
+	mu     sync.Mutex
+	took   []time.Duration
+	failed atomic.Int64
+	// why is the first failure.
+	why atomic.Pointer[string]
+	// pending are requests without an answer yet.
+	pending atomic.Int64
+}
+
+// epoch is what clientConn counts from.
+var epoch = time.Now()
+
+type clientConn struct {
+	conn  net.Conn
+	start atomic.Int64 // of the request that runs, in ns since epoch; 0 when none does
+}
+
+func newLoad(address string, request []byte) *load {
+	return &load{address: address, request: request, free: make(chan *clientConn, maxConnections)}
+}
+
+func (l *load) fail(err error) {
+	l.failed.Add(1)
+	text := err.Error()
+	l.why.CompareAndSwap(nil, &text)
+}
+
+// result is what one run saw.
+type result struct {
+	sent, failed int
+	p50, p99     time.Duration
+	took         time.Duration // wall time from the first request to the last answer
+}
+
+// run sends rate requests a second for d and waits for the last answer. A
+// request's latency counts from the moment it was due when connections had run
+// out, else from when it was handed to one: how late the pacing thread woke up is
+// not the servers' doing.
+func (l *load) run(rate float64, d time.Duration) (result, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	l.mu.Lock()
+	l.took = l.took[:0]
+	l.mu.Unlock()
+	l.failed.Store(0)
+	l.why.Store(nil)
+
+	n := int(rate * d.Seconds())
+	gap := time.Duration(float64(time.Second) / rate)
+	begin := time.Now()
+	behind := false
+	for i := range n {
+		due := begin.Add(time.Duration(i) * gap)
+		wait := time.Until(due)
+		if wait > 0 {
+			behind = false
+			sleep(wait)
+		}
+		start := due
+		if !behind {
+			start = time.Now()
+		}
+		c, waited, err := l.connection()
+		if err != nil {
+			return result{}, err
+		}
+		behind = behind || waited
+		l.pending.Add(1)
+		c.start.Store(int64(start.Sub(epoch)))
+		if _, err := c.conn.Write(l.request); err != nil {
+			// Its reader fails too, and counts it.
+			_ = c.conn.Close()
+		}
+	}
+	for deadline := time.Now().Add(5 * time.Second); l.pending.Load() > 0 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	r := result{sent: n, failed: int(l.failed.Load() + l.pending.Load()), took: time.Since(begin)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	slices.Sort(l.took)
+	if len(l.took) > 0 {
+		r.p50, r.p99 = l.took[len(l.took)/2], l.took[len(l.took)*99/100]
+	}
+	return r, nil
+}
+
+// sleep is exact to some tens of microseconds; the runtime's timers are rounded
+// up to a millisecond where nothing else runs.
+func sleep(d time.Duration) {
+	t := unix.NsecToTimespec(int64(d))
+	_ = unix.Nanosleep(&t, nil) // a signal may end it early: then the request is early by that much
+}
+
+// connection takes a free connection, opens one, or waits.
+func (l *load) connection() (c *clientConn, waited bool, err error) {
+	select {
+	case c := <-l.free:
+		return c, false, nil
+	default:
+	}
+	if len(l.all) < maxConnections {
+		conn, err := net.Dial("tcp", l.address)
+		if err != nil {
+			return nil, false, err
+		}
+		c := &clientConn{conn: conn}
+		l.all = append(l.all, c)
+		l.ready.Go(func() { l.read(c) })
+		return c, false, nil
+	}
+	select {
+	case c := <-l.free:
+		return c, true, nil
+	case <-time.After(10 * time.Second):
+		return nil, true, fmt.Errorf("%s: no connection became free in 10 s: %s", l.address, l.reason())
+	}
+}
+
+func (l *load) reason() string {
+	if p := l.why.Load(); p != nil {
+		return *p
+	}
+	return "no answers"
+}
+
+func (l *load) read(c *clientConn) {
+	r := bufio.NewReaderSize(c.conn, 16<<10)
+	for {
+		status, err := readMessage(r)
+		if err != nil {
+			if c.start.Load() != 0 {
+				l.fail(err)
+				l.pending.Add(-1)
+			}
+			return
+		}
+		took := time.Since(epoch) - time.Duration(c.start.Swap(0))
+		if status != 200 {
+			l.fail(fmt.Errorf("status %d", status))
+		}
+		l.mu.Lock()
+		l.took = append(l.took, took)
+		l.mu.Unlock()
+		l.pending.Add(-1)
+		l.free <- c
+	}
+}
+
+func (l *load) close() {
+	for _, c := range l.all {
+		_ = c.conn.Close()
+	}
+	l.ready.Wait()
+}
