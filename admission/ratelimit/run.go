@@ -1,0 +1,135 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// Run keeps the connection to the server and sends settlements, until ctx ends.
+// It never gives up and its absence is no error: limits are then counted alone.
+func (m *Redis) Run(ctx context.Context) error {
+	defer m.link.Store(nil)
+	told := false
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		l, err := m.connect(ctx)
+		if err == nil {
+			m.counts.connects.Add(1)
+			m.log.Info("redis counts the limits", "address", m.redis.Address)
+			wait, told = firstRetry, false
+			m.serve(ctx, l)
+			if e := m.lastError.Load(); e != nil {
+				err = *e
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !told {
+			told = true
+			m.log.Warn("redis does not answer; limits are counted without it",
+				"address", m.redis.Address, "onError", onErrorNames[m.redis.OnError], "error", err)
+		}
+		if !sleep(ctx, wait*3/4+rand.N(wait/2)) {
+			return nil
+		}
+	}
+}
+
+var onErrorNames = map[fleet.OnError]string{
+	fleet.OnErrorLocal: "local", fleet.OnErrorOpen: "open", fleet.OnErrorClosed: "closed",
+}
+
+// connect returns a link on which the script has run, the second time within the
+// deadline: the first has the server load it.
+func (m *Redis) connect(ctx context.Context) (*link, error) {
+	l, err := open(ctx, &m.redis)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if err := m.probe(ctx, l, connectLimit); err != nil {
+		l.close()
+		return nil, err
+	}
+	done, err := m.breaker.Allow()
+	if err == nil {
+		err = m.probe(ctx, l, m.redis.Deadline)
+		done(err)
+	}
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	select {
+	case <-m.tripped: // by an earlier probe
+	default:
+	}
+	return l, nil
+}
+
+// probe counts a request of a client that does not exist: a server that answers
+// but may not be written to is of no use.
+func (m *Redis) probe(ctx context.Context, l *link, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	k := key{limit: "probe", requests: time.Second}
+	q := question{name: k.redisName(), b: budgets{requests: budget{limit: maxUsed, window: time.Second}}}
+	_, err := q.ask(ctx, l.client)
+	return err
+}
+
+// serve lets requests use the link and sends settlements, until the breaker opens
+// or ctx ends.
+func (m *Redis) serve(ctx context.Context, l *link) {
+	m.link.Store(l)
+	defer func() {
+		m.link.Store(nil)
+		l.close()
+		for { // nothing is sent late
+			select {
+			case <-m.settles:
+				m.counts.dropped.Add(1)
+			default:
+				return
+			}
+		}
+	}()
+	batch := make([]settlement, 0, settleBatch)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.tripped:
+			return
+		case s := <-m.settles:
+			batch = append(batch[:0], s)
+		}
+		for more := true; more && len(batch) < settleBatch; {
+			select {
+			case s := <-m.settles:
+				batch = append(batch, s)
+			default:
+				more = false
+			}
+		}
+		limited, cancel := context.WithTimeout(ctx, settleLimit)
+		taken := settle(limited, l.client, batch)
+		cancel()
+		m.counts.settled.Add(uint64(taken))
+		m.counts.dropped.Add(uint64(len(batch) - taken))
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
