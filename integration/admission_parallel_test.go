@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -61,8 +62,11 @@ func TestExactlyFiftyOfTwoHundredEnter(t *testing.T) {
 	for _, way := range []struct {
 		name, pool, limits string
 		rate               bool
+		// each: every request is another client's.
+		each bool
 	}{
 		{name: "a server's limit", pool: "maxInFlight: 50"},
+		{name: "a server's limit, many clients", pool: "maxInFlight: 50", each: true},
 		{name: "a client's concurrency", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, concurrency: 50 }\n"},
 		{name: "a rate", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, requests: 50/min }\n", rate: true},
 	} {
@@ -86,7 +90,7 @@ func TestExactlyFiftyOfTwoHundredEnter(t *testing.T) {
 					early(t)
 				}
 				m.peak.Store(0)
-				admitted, refused := burst(t, m, listen, 200, 50, release)
+				admitted, refused := burst(t, m, listen, 200, 50, way.each, release)
 				if len(admitted) != 50 || len(refused) != 150 {
 					t.Errorf("%d entered and %d were refused; want 50 and 150", len(admitted), len(refused))
 				}
@@ -110,8 +114,8 @@ type answered struct {
 
 // burst sends n requests at a time to a server that holds what reaches it until
 // limit are inside and all others have their answer; then it releases them and
-// parts the answers.
-func burst(t *testing.T, m *modelServer, listen string, n, limit int, release chan struct{}) (admitted, refused []answered) {
+// parts the answers. With each, every request is another client's.
+func burst(t *testing.T, m *modelServer, listen string, n, limit int, each bool, release chan struct{}) (admitted, refused []answered) {
 	t.Helper()
 	with := wide(t)
 	with.Transport.(*http.Transport).MaxIdleConnsPerHost = n
@@ -121,9 +125,13 @@ func burst(t *testing.T, m *modelServer, listen string, n, limit int, release ch
 	start := make(chan struct{})
 	for i := range n {
 		path, dialect := dialectPath(i)
+		token := "Bearer parallel"
+		if each {
+			token += strconv.Itoa(i)
+		}
 		parts.Go(func() {
 			<-start
-			a, err := ask(t.Context(), with, "http://"+listen+path, `{"max_tokens":16,"messages":[]}`, false, "authorization", "Bearer parallel")
+			a, err := ask(t.Context(), with, "http://"+listen+path, `{"max_tokens":16,"messages":[]}`, false, "authorization", token)
 			if err != nil {
 				t.Errorf("request %d: %v", i, err)
 			}
