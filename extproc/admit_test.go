@@ -256,6 +256,9 @@ func TestTakenPlacesAreDecidedAnew(t *testing.T) {
 	if !slices.Equal(g.refused, []admission.Reason{admission.ReasonBusy}) {
 		t.Errorf("refusals told: %v", g.refused)
 	}
+	if got := metadata(r, wire.NamespaceLog)[wire.KeyTry]; got != "4" || w.lastEvent().Tries != maxTries {
+		t.Errorf("try %v, %d tries", got, w.lastEvent().Tries)
+	}
 	if e := w.lastEvent(); e.Reason != plan.ReasonAllBusy || e.Admission != admission.ReasonBusy || e.Action != plan.ActionRefuse {
 		t.Errorf("event %+v", e)
 	}

@@ -27,7 +27,8 @@ type verdict struct {
 	info     *plan.RouteInfo
 	class    plan.Class
 	decision plan.Decision
-	// try says which try to decide it was, from 0.
+	// try says which try to decide it was, from 0; maxTries when no try got the
+	// place that it was decided on.
 	try int
 	// reserved: the ledger counts the pick. admit is what admission said; its
 	// Reason is 0 where it wasn't asked, or had nothing to say.
@@ -273,7 +274,7 @@ func event(c *call, took time.Duration) Event {
 		Took:            took,
 		Prompt:          v.class.Prompt,
 		Answers:         max(v.answers, 1),
-		Tries:           v.try + 1,
+		Tries:           min(v.try+1, maxTries),
 		Admission:       v.admit.Reason,
 		Limit:           v.admit.Standing.Policy,
 		LimitLocal:      v.admit.Standing.Local,
