@@ -143,7 +143,9 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 		}
 		return out
 	}
-	generates := build(r.Name, prefixMatch(r.Match.Prefix, pathMatcher(generatingPath())), retryGenerating(chain))
+	// Only POST generates: a preflight, a HEAD and a GET of something stored are
+	// passed, and not counted.
+	generates := build(r.Name, prefixMatch(r.Match.Prefix, headerMatches(":method", http.MethodPost), pathMatcher(generatingPath())), retryGenerating(chain))
 	other := build(r.Name+wire.RouteOther, prefixMatch(r.Match.Prefix), retryOther(chain))
 	if r.Match.Model != "" {
 		generates.Match.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
