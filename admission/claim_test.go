@@ -157,6 +157,27 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 	})
 }
 
+func TestSignsOfEarlierAttemptsAreLate(t *testing.T) {
+	w := newWorld(config(), 1000, nil)
+	a := w.ask("a")
+	w.Admit(&a)
+	tell := func(kind fleet.OutcomeKind, attempt int) {
+		w.Apply(fleet.Outcome{Kind: kind, ID: a.ID, Attempt: attempt, At: w.clock.now()})
+	}
+	tell(fleet.AttemptStarted, 2)
+	tell(fleet.AttemptEnded, 1) // of the one before, and late
+	w.tick(unconfirmedLease)
+	if got := counted(t, w.Gate); got != 1 {
+		t.Errorf("%d in flight; want the second attempt to go on", got)
+	}
+	tell(fleet.AttemptEnded, 2)
+	tell(fleet.AttemptStarted, 1)
+	w.tick(unconfirmedLease)
+	if got := counted(t, w.Gate); got != 0 {
+		t.Errorf("%d in flight after the last attempt ended; want none", got)
+	}
+}
+
 func TestClaimsOfADeadEnvoyEndSoon(t *testing.T) {
 	w := newWorld(config(), 1000, nil)
 	for _, node := range []string{"dead", "gone", "well"} {

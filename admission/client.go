@@ -83,7 +83,6 @@ type account struct {
 	live   int
 	mean   float64 // of live, over demandOver
 	slots  slots
-	level  fleet.BurstLevel // of the slot given last
 	// queueing: it is among pool.others.
 	queueing bool
 }

@@ -278,6 +278,45 @@ func TestLongRequestsDoNotCrowdOutShortOnes(t *testing.T) {
 	}
 }
 
+// TestLevelsOfOneClientShareThePool has one client ask for much more of long
+// requests than there is: its share keeps nobody from its short ones, budgets of
+// levels do.
+func TestLevelsOfOneClientShareThePool(t *testing.T) {
+	l := newLoop(t, 100)
+	l.lasts[1], l.lasts[7] = 500*time.Millisecond, 20*time.Second
+	l.run([]*caller{
+		{name: "only", open: 200, level: 7, hammers: true}, {name: "only", open: 40, level: 1, from: 10 * time.Second},
+	}, 40*time.Second, 80*time.Second)
+	t.Logf("short %.1f, long %.1f of 100", l.levels[1], l.levels[7])
+	if l.levels[1] < 25 || l.levels[7] < 45 {
+		t.Errorf("short requests have %.1f places, long ones %.1f; want near 40 and 60", l.levels[1], l.levels[7])
+	}
+}
+
+func TestRequestsThatWereNotAdmittedHereTakeRoom(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	view := func(inFlight int) PoolState {
+		w.clock.advance(50 * time.Millisecond)
+		return w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: inFlight}})[0]
+	}
+	for range 10 {
+		a := w.ask("a")
+		w.Admit(&a)
+	}
+	b := w.ask("b")
+	w.Refuse(&b, ReasonBusy)
+	if st := view(100); st.Share != 9.0/interactiveWeight {
+		t.Errorf("share %v; want what the 90 of others and b leave", st.Share)
+	}
+	a := w.ask("a")
+	if v := w.Admit(&a); v.Reason != ReasonShare || v.Refusal.Concurrency != 9 {
+		t.Errorf("%+v; want a held to 9", v)
+	}
+	if st := view(10); !math.IsInf(st.Share, 1) {
+		t.Errorf("share %v of a pool that is not full; want +Inf", st.Share)
+	}
+}
+
 // TestFullPoolStaysFull bounds the swing of a pool whose clients all follow their
 // advice.
 func TestFullPoolStaysFull(t *testing.T) {

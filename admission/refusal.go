@@ -46,8 +46,7 @@ func (c *client) advised(a *account, b *bid) int {
 func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
 	line := &b.pool.levels[b.ask.Level].line
 	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
-	slot, ok := a.slots.give(b.now, b.patience(retryCap), line, quota, b.pool.others.Load(), early)
-	a.level = b.ask.Level
+	slot, ok := a.slots.give(b.now, b.patience(retryCap), line, b.ask.Level, quota, b.pool.others.Load(), early)
 	if !a.queueing && a.slots.own() > 0 {
 		a.queueing = true
 		b.pool.others.Add(1)

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
 // slots are the times at which an account's refused requests may come back.
@@ -21,9 +23,10 @@ type slots struct {
 	later     int
 	laterFrom time.Duration
 	last      time.Duration // the latest of all
-	// shared is how many of all are of the level's line, laterShared how many of
-	// later.
+	// shared is how many of all are of a level's line, laterShared how many of
+	// later; so are of and laterOf, by level.
 	shared, laterShared int
+	of, laterOf         [fleet.BurstLevels]int32
 
 	early   float64 // returns before their time, of late
 	earlyAt time.Duration
@@ -33,6 +36,7 @@ type slots struct {
 type slot struct {
 	at     time.Duration
 	shared bool // of the level's line
+	level  fleet.BurstLevel
 }
 
 const (
@@ -85,6 +89,7 @@ func (s *slots) use() {
 	if s.due[0].shared {
 		s.shared--
 	}
+	s.of[s.due[0].level]--
 	s.due = slices.Delete(s.due, 0, 1)
 	if len(s.due) == 0 && s.later > 0 {
 		s.recall()
@@ -95,12 +100,17 @@ func (s *slots) use() {
 // those of the line first.
 func (s *slots) recall() {
 	step := (s.last - s.laterFrom) / time.Duration(max(1, s.later-1))
+	level := fleet.BurstLevel(0)
 	for range min(s.later, keptSlots) {
 		shared := s.laterShared > 0
 		if shared {
 			s.laterShared--
 		}
-		s.due = append(s.due, slot{s.laterFrom, shared})
+		for s.laterOf[level] == 0 {
+			level++
+		}
+		s.laterOf[level]--
+		s.due = append(s.due, slot{s.laterFrom, shared, level})
 		s.later--
 		s.laterFrom += step
 	}
@@ -112,6 +122,7 @@ func (s *slots) add(n slot) {
 	if n.shared {
 		s.shared++
 	}
+	s.of[n.level]++
 	if s.later > 0 && n.at >= s.laterFrom {
 		s.postpone(n)
 		return
@@ -131,6 +142,7 @@ func (s *slots) postpone(n slot) {
 	if n.shared {
 		s.laterShared++
 	}
+	s.laterOf[n.level]++
 }
 
 func (s *slots) earliness(now time.Duration) float64 {
@@ -144,7 +156,7 @@ func (s *slots) earliness(now time.Duration) float64 {
 // would be later than patience allows: then none is taken. quota is how many
 // requests the account may have in flight, crowding how many accounts queue
 // outside the line.
-func (s *slots) give(now, patience time.Duration, l *line, quota, crowding int64, early bool) (time.Duration, bool) {
+func (s *slots) give(now, patience time.Duration, l *line, of fleet.BurstLevel, quota, crowding int64, early bool) (time.Duration, bool) {
 	earliness := s.earliness(now)
 	if !early {
 		longest := min(patience, crowd)
@@ -154,7 +166,7 @@ func (s *slots) give(now, patience time.Duration, l *line, quota, crowding int64
 		if longest == patience || int64(s.shared) < quota {
 			at, ok := l.next(now, longest)
 			if ok {
-				s.add(slot{at, true})
+				s.add(slot{at, true, of})
 				return at, true
 			}
 			if longest == patience {
@@ -167,16 +179,19 @@ func (s *slots) give(now, patience time.Duration, l *line, quota, crowding int64
 	if at > now+patience {
 		return at, false
 	}
-	s.add(slot{at, false})
+	s.add(slot{at, false, of})
 	return at, true
 }
 
 // expire forgets slots whose clients did not come.
-func (s *slots) expire(now time.Duration, l *line) {
-	if n := s.n(); n > 0 && now > s.last+abandoned {
-		l.gone.Add(int64(n))
-		s.due, s.later, s.shared, s.laterShared = s.due[:0], 0, 0, 0
+func (s *slots) expire(now time.Duration, p *pool) {
+	if s.n() == 0 || now <= s.last+abandoned {
+		return
 	}
+	for i, n := range s.of {
+		p.levels[i].line.gone.Add(int64(n))
+	}
+	*s = slots{due: s.due[:0], early: s.early, earlyAt: s.earlyAt}
 }
 
 // spread is a jitter of less than most, drawn by a seed. For slots it stays

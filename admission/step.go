@@ -69,7 +69,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	for i := range c.accounts {
 		a := &c.accounts[i]
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
-		a.slots.expire(now, &a.pool.levels[a.level].line)
+		a.slots.expire(now, a.pool)
 		a.demand(step)
 		idle = idle || a.idle(now)
 	}
@@ -94,7 +94,9 @@ func (a *account) demand(step uint64) {
 		return // not of the configuration any more
 	}
 	want := max(float64(a.live), a.mean) + float64(a.slots.n())
-	p.levels[a.level].waiting += a.slots.n()
+	for i, n := range a.slots.of {
+		p.levels[i].waiting += int(n)
+	}
 	if a.live > 0 || a.slots.n() > 0 {
 		p.active++
 	}
