@@ -9,20 +9,30 @@ import (
 	"testing"
 )
 
+// inBench runs a go command in the module of the benchmarks and returns what it
+// printed to standard output.
+func inBench(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir = "bench"
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("go %s: %v\n%s%s", strings.Join(args, " "), err, out.String(), errs.String())
+	}
+	return out.String()
+}
+
+func TestBenchmarksOwnTests(t *testing.T) { inBench(t, "test", "-count=1", "./...") }
+
 // TestBenchmarksRun runs every piece of the benchmarks for a moment, so that the
 // command in docs/benchmarks.md keeps working; the numbers mean nothing here. The
 // scheduler that decisions are compared with takes minutes to compile: it is part
 // of CI alone.
 func TestBenchmarksRun(t *testing.T) {
 	peer := os.Getenv("CI") != ""
-	cmd := exec.CommandContext(t.Context(), "go", "run", ".", "-short", fmt.Sprintf("-peer=%t", peer))
-	cmd.Dir = "bench"
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-	var table, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &table, &errs
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s%s", err, table.String(), errs.String())
-	}
+	table := inBench(t, "run", ".", "-short", fmt.Sprintf("-peer=%t", peer))
 	// How often each row stands in the table, by how it begins.
 	rows := map[string]int{
 		"| no ext_proc | 300 B |":                                                  2,
@@ -51,7 +61,7 @@ func TestBenchmarksRun(t *testing.T) {
 	}
 	for row, want := range rows {
 		got := 0
-		for line := range strings.Lines(table.String()) {
+		for line := range strings.Lines(table) {
 			if strings.HasPrefix(line, row) {
 				got++
 			}
@@ -61,6 +71,6 @@ func TestBenchmarksRun(t *testing.T) {
 		}
 	}
 	if t.Failed() {
-		t.Logf("the table:\n%s", table.String())
+		t.Logf("the table:\n%s", table)
 	}
 }

@@ -29,7 +29,7 @@ type options struct {
 }
 
 func parseOptions(args []string) (options, error) {
-	o := options{rates: []float64{400, 1500}, each: 3 * time.Second, try: 2 * time.Second, searches: 3, decideEach: 500 * time.Millisecond}
+	o := options{rates: []float64{400, 1500}, each: 3 * time.Second, try: 1500 * time.Millisecond, searches: 3, decideEach: 500 * time.Millisecond}
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.IntVar(&o.rounds, "rounds", 7, "interleaved rounds of each comparison; 7 or more for an interval of 95 %")
 	f.BoolVar(&o.short, "short", false, "run every piece for a moment, to see that it works; the numbers mean nothing and no file is written")

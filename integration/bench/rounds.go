@@ -98,8 +98,8 @@ const (
 	mostP99 = 10 * time.Millisecond
 	// lowestRate is where a search begins.
 	lowestRate = 1000
-	coarseStep = 1.3
-	fineSteps  = 3
+	coarseStep = 1.5
+	fineSteps  = 4
 )
 
 // searched are the pieces whose highest rate is looked for.
