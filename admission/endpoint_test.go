@@ -181,14 +181,15 @@ func TestEndpointLimitLooksAtNoLengthOfAnswers(t *testing.T) {
 
 // TestEndpointLimitFollowsPromptsThatGrow lets prompts grow four times as long.
 func TestEndpointLimitFollowsPromptsThatGrow(t *testing.T) {
-	p := newPlant(t, 8, false)
-	p.prompt = 300
-	short := p.run(2, 2*time.Minute)
-	p.prompt = 1500
-	got := p.run(2, 5*time.Minute)
+	p := newPlant(t, 16, false)
+	p.output, p.prompt = 400, 300
+	p.run(1, time.Minute)
+	short := p.run(4, 2*time.Minute)
+	p.prompt = 1200
+	got := p.run(4, 5*time.Minute)
 	t.Logf("first tokens take %.3f s and then %.3f s, limit %.1f", short.ttft, got.ttft, got.limit)
-	if got.limit < 7 {
-		t.Errorf("longer prompts brought the limit down to %.1f; want it to stay near 8", got.limit)
+	if got.limit < 14 {
+		t.Errorf("longer prompts brought the limit down to %.1f; want it to stay near 16", got.limit)
 	}
 }
 
