@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -147,4 +148,57 @@ limits:
 			t.Errorf("%s %s, retry-after-ms %s: x-should-retry %q", row.name, row.value, r.header.Get("Retry-After-Ms"), r.header.Get("X-Should-Retry"))
 		}
 	}
+}
+
+// TestChangedLimitsCountForWhatRuns: limits follow the file, and requests in
+// flight stay counted over the change.
+func TestChangedLimitsCountForWhatRuns(t *testing.T) {
+	m := newModelServer(t)
+	release := make(chan struct{})
+	m.answerWith(holding(release))
+	listen := envoytest.FreeAddr(t)
+	config := func(concurrency int) string {
+		return fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: %s }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+limits:
+  - { name: clients, concurrency: %d }
+`, listen, m.addr(), concurrency)
+	}
+	s := startServed(t, config(2))
+	var parts sync.WaitGroup
+	hold := func() {
+		parts.Go(func() {
+			if a, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, `{"max_tokens":4}`, false); err != nil || a.status != http.StatusOK {
+				t.Errorf("status %d, %v: %s", a.status, err, a.body)
+			}
+		})
+	}
+	full := func(limit string) {
+		t.Helper()
+		r := s.post(t, chatPath, `{"max_tokens":4}`)
+		expectRefusal(t, r, fleet.DialectOpenAI)
+		expectHeader(t, r, "X-Recommended-Concurrency", limit)
+	}
+	hold()
+	hold()
+	envoytest.Eventually(t, "two inside", func() bool { return m.inside.Load() == 2 })
+	full("2")
+	reloads := func() float64 { return metric(s.metricsPage(t), "fairlead_config_reloads_total") }
+	before := reloads()
+	s.write(t, "", config(3))
+	envoytest.Eventually(t, "the change taken", func() bool { return reloads() == before+1 })
+	hold()
+	envoytest.Eventually(t, "three inside", func() bool { return m.inside.Load() == 3 })
+	full("3")
+	before = reloads()
+	s.write(t, "", config(1))
+	envoytest.Eventually(t, "the change taken", func() bool { return reloads() == before+1 })
+	full("1")
+	close(release)
+	parts.Wait()
+	envoytest.Eventually(t, "room again", func() bool { return s.post(t, chatPath, `{"max_tokens":4}`).status == http.StatusOK })
 }

@@ -2,7 +2,7 @@ package integration
 
 import (
 	"fmt"
-	"strconv"
+	"slices"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
@@ -19,22 +19,28 @@ func TestBodyCorpusThroughServe(t *testing.T) {
 	waitExtProc(e)
 	with := wide(t)
 	for _, row := range corpus(t) {
-		row.headers = append(row.headers, "authorization", "Bearer "+strconv.Quote(row.name))
-		label := fmt.Sprintf("source=%q", row.source)
-		before := metric(p.metricsPage(t), "fairlead_budgets_total", label)
-		a := row.send(t, with, listen, m)
-		if n := metric(p.metricsPage(t), "fairlead_budgets_total", label) - before; n != 1 {
-			t.Errorf("%s: %v more budgets from %s; want one", row.name, n, row.source)
-		}
-		// The client is new: what is left is the day's tokens less these.
-		answers := max(row.n, 1)
-		input := int64(0)
-		if row.how != chunked {
-			input = min(int64(len(row.body))/4, 1<<20)
-		}
-		want := perDay - input - answers*int64(row.budget)
-		if got := whole(a.header, "x-ratelimit-remaining-tokens"); row.how != byteForByte && got != want {
-			t.Errorf("%s: %d tokens left, want %d: %d reserved, want %d", row.name, got, want, perDay-got, perDay-want)
+		headers := row.headers
+		for try := range 5 {
+			// Each is another client: what is left is the day's tokens less these.
+			row.headers = append(slices.Clip(headers), "authorization", fmt.Sprintf("Bearer %q %d", row.name, try))
+			label := fmt.Sprintf("source=%q", row.source)
+			before := metric(p.metricsPage(t), "fairlead_budgets_total", label)
+			a := row.send(t, with, listen, m)
+			if a.header.Get("X-Route-Strategy") != "dynamic" && try < 4 {
+				continue // ext_proc was late on a loaded machine
+			}
+			if n := metric(p.metricsPage(t), "fairlead_budgets_total", label) - before; n != 1 {
+				t.Errorf("%s: %v more budgets from %s; want one", row.name, n, row.source)
+			}
+			input := int64(0)
+			if row.how != chunked {
+				input = min(int64(len(row.body))/4, 1<<20)
+			}
+			want := perDay - input - max(row.n, 1)*int64(row.budget)
+			if got := whole(a.header, "x-ratelimit-remaining-tokens"); row.how != byteForByte && got != want {
+				t.Errorf("%s: %d tokens left, want %d: %d reserved, want %d", row.name, got, want, perDay-got, perDay-want)
+			}
+			break
 		}
 	}
 }

@@ -55,55 +55,83 @@ func early(t *testing.T) {
 	envoytest.Eventually(t, "a young minute", func() bool { return time.Now().Second() < 35 })
 }
 
+// way is a way to a limit of 50.
+type way struct {
+	name, pool, limits string
+	rate               bool // of requests
+	tokens             bool // a rate of tokens
+	// each: every request is another client's.
+	each bool
+}
+
 // TestExactlyFiftyOfTwoHundredEnter sends 200 requests at a time against a limit
-// of 50, by a server's limit, by a client's concurrency and by a rate, each with
-// the access log arriving and with nobody to take it.
+// of 50, by a server's limit, by a client's concurrency and by a rate of requests or
+// tokens, each with the access log arriving and with nobody to take it.
 func TestExactlyFiftyOfTwoHundredEnter(t *testing.T) {
-	for _, way := range []struct {
-		name, pool, limits string
-		rate               bool
-		// each: every request is another client's.
-		each bool
-	}{
+	for _, way := range []way{
 		{name: "a server's limit", pool: "maxInFlight: 50"},
 		{name: "a server's limit, many clients", pool: "maxInFlight: 50", each: true},
 		{name: "a client's concurrency", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, concurrency: 50 }\n"},
 		{name: "a rate", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, requests: 50/min }\n", rate: true},
+		// Each request reserves the quarter of its 31 bytes and its 16 tokens.
+		{name: "a rate of tokens", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, tokens: 1155/min }\n", tokens: true},
 	} {
 		for _, log := range []string{"log arrives", "log is away"} {
 			t.Run(way.name+", "+log, func(t *testing.T) {
-				m := newModelServer(t)
-				release := make(chan struct{})
-				m.answerWith(holding(release))
-				p := newPlace(t, twoDialects(t, m, way.pool, way.limits))
-				p.serve(t)
-				socket := p.config.Serve.AccessLog.Path
-				if log == "log is away" {
-					// The sidecar finds nobody where the log should go.
-					if err := os.Rename(socket, socket+".away"); err != nil {
-						t.Fatal(err)
+				for range 5 {
+					if oneBurst(t, way, log == "log is away") {
+						return
 					}
+					t.Log("ext_proc was late on a loaded machine, and some requests passed without it: again")
 				}
-				e, listen := p.sidecar(t)
-				waitExtProc(e)
-				if way.rate {
-					early(t)
-				}
-				m.peak.Store(0)
-				admitted, refused := burst(t, m, listen, 200, 50, way.each, release)
-				if len(admitted) != 50 || len(refused) != 150 {
-					t.Errorf("%d entered and %d were refused; want 50 and 150", len(admitted), len(refused))
-				}
-				if n := m.peak.Load(); n != 50 {
-					t.Errorf("the server had up to %d at a time; want 50", n)
-				}
-				checkSlots(t, refused)
-				if way.rate {
-					checkRemaining(t, admitted, 50)
-				}
+				t.Error("ext_proc was late five times")
 			})
 		}
 	}
+}
+
+// oneBurst checks one burst; it returns false when ext_proc did not take part in
+// all of it, so that it shows nothing: then requests pass, which is what routes
+// do that fail open.
+func oneBurst(t *testing.T, w way, away bool) bool {
+	t.Helper()
+	m := newModelServer(t)
+	release := make(chan struct{})
+	m.answerWith(holding(release))
+	p := newPlace(t, twoDialects(t, m, w.pool, w.limits))
+	p.serve(t)
+	if away {
+		// The sidecar finds nobody where the log should go.
+		socket := p.config.Serve.AccessLog.Path
+		if err := os.Rename(socket, socket+".away"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, listen := p.sidecar(t)
+	waitExtProc(e)
+	if w.rate || w.tokens {
+		early(t)
+	}
+	admitted, refused, inside := burst(t, m, listen, 200, w.each, release)
+	for _, a := range admitted {
+		if a.header.Get("X-Route-Strategy") != "dynamic" {
+			return false
+		}
+	}
+	if len(admitted) != 50 || len(refused) != 150 {
+		t.Errorf("%d entered and %d were refused; want 50 and 150", len(admitted), len(refused))
+	}
+	if n := m.peak.Load(); inside != 50 || n != 50 {
+		t.Errorf("the server held %d, and up to %d at a time; want 50", inside, n)
+	}
+	checkSlots(t, refused)
+	if w.rate {
+		checkRemaining(t, admitted, 50)
+	}
+	if w.tokens {
+		checkTokens(t, admitted, 1155, 23)
+	}
+	return true
 }
 
 // answered is an answer with the dialect it should be in.
@@ -113,9 +141,9 @@ type answered struct {
 }
 
 // burst sends n requests at a time to a server that holds what reaches it until
-// limit are inside and all others have their answer; then it releases them and
-// parts the answers. With each, every request is another client's.
-func burst(t *testing.T, m *modelServer, listen string, n, limit int, each bool, release chan struct{}) (admitted, refused []answered) {
+// all others have their answer; then it releases them and parts the answers. With
+// each, every request is another client's.
+func burst(t *testing.T, m *modelServer, listen string, n int, each bool, release chan struct{}) (admitted, refused []answered, inside int64) {
 	t.Helper()
 	with := wide(t)
 	with.Transport.(*http.Transport).MaxIdleConnsPerHost = n
@@ -146,9 +174,7 @@ func burst(t *testing.T, m *modelServer, listen string, n, limit int, each bool,
 		defer mu.Unlock()
 		return int(m.inside.Load())+len(all) == n
 	})
-	if inside := m.inside.Load(); int(inside) != limit {
-		t.Errorf("%d are inside; want %d", inside, limit)
-	}
+	inside = m.inside.Load()
 	close(release)
 	parts.Wait()
 	for _, a := range all {
@@ -161,7 +187,7 @@ func burst(t *testing.T, m *modelServer, listen string, n, limit int, each bool,
 			t.Errorf("status %d: %s", a.status, a.body)
 		}
 	}
-	return admitted, refused
+	return admitted, refused, inside
 }
 
 // checkSlots: each refusal is in its dialect and complete, and those that are
@@ -209,6 +235,23 @@ func checkRemaining(t *testing.T, admitted []answered, limit int64) {
 	for i, n := range left {
 		if n != int64(i) {
 			t.Errorf("remaining %v; want 0 … %d once each", left, limit-1)
+			break
+		}
+	}
+}
+
+// checkTokens: each admitted request left another number of tokens, cost apart.
+func checkTokens(t *testing.T, admitted []answered, limit, cost int64) {
+	t.Helper()
+	var left []int64
+	for _, a := range admitted {
+		left = append(left, whole(a.header, "X-Ratelimit-Remaining-Tokens"))
+	}
+	slices.Sort(left)
+	slices.Reverse(left)
+	for i, n := range left {
+		if n != limit-int64(i+1)*cost {
+			t.Errorf("remaining tokens %v; want %d less for each", left, cost)
 			break
 		}
 	}
