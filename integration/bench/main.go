@@ -29,9 +29,10 @@ type options struct {
 }
 
 func parseOptions(args []string) (options, error) {
-	o := options{rates: []float64{400, 1500}, each: 3 * time.Second, try: 1500 * time.Millisecond, searches: 3, decideEach: 500 * time.Millisecond}
+	o := options{rates: []float64{400, 1500}, each: 3 * time.Second, try: 1500 * time.Millisecond, decideEach: 500 * time.Millisecond}
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.IntVar(&o.rounds, "rounds", 7, "interleaved rounds of each comparison; 7 or more for an interval of 95 %")
+	f.IntVar(&o.searches, "searches", 3, "how often the highest rate of each piece is looked for; 0 leaves that out")
 	f.BoolVar(&o.short, "short", false, "run every piece for a moment, to see that it works; the numbers mean nothing and no file is written")
 	f.BoolVar(&o.peer, "peer", true, "compare decisions with gateway-api-inference-extension's scheduler (compiles a thousand packages)")
 	f.StringVar(&o.profile, "profile", "", "write CPU profiles of the servers into this folder, and do nothing else")
@@ -39,8 +40,8 @@ func parseOptions(args []string) (options, error) {
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	if f.NArg() > 0 || o.rounds < 1 {
-		return o, fmt.Errorf("found arguments %q and %d rounds; accepted: no arguments, 1 or more rounds", f.Args(), o.rounds)
+	if f.NArg() > 0 || o.rounds < 1 || o.searches < 0 {
+		return o, fmt.Errorf("found arguments %q, %d rounds and %d searches; accepted: no arguments, 1 or more rounds, 0 or more searches", f.Args(), o.rounds, o.searches)
 	}
 	if o.short {
 		o.rounds, o.searches = 1, 1

@@ -150,6 +150,9 @@ func (t *table) ratios(line func(string, ...any)) {
 }
 
 func (t *table) highestRates(line func(string, ...any)) {
+	if t.searches == 0 {
+		return
+	}
 	line("## Highest rate with p99 within %v\n", mostP99)
 	line("Open loop, %d B bodies, one Envoy worker; steps of %.0f %%, then the last step halved %d times; %d searches.\n", smallBody, 100*(coarseStep-1), fineSteps, t.searches)
 	line("| piece | requests/s, median | lowest … highest |")
