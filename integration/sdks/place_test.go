@@ -189,8 +189,29 @@ func (r *recorder) forget() {
 	r.all = nil
 }
 
-// attempts waits until n have been answered and returns all.
+// pair waits until two have been answered and returns the first two.
+func (r *recorder) pair(t *testing.T) (first, second attempt) {
+	t.Helper()
+	all := r.atLeast(t, 2)
+	return all[0], all[1]
+}
+
+// attempts waits until n have been answered and returns them; there must be no
+// more.
 func (r *recorder) attempts(t *testing.T, n int) []attempt {
+	t.Helper()
+	out := r.atLeast(t, n)
+	if len(out) != n {
+		var seen []string
+		for _, a := range out {
+			seen = append(seen, strconv.Itoa(a.status))
+		}
+		t.Fatalf("%d attempts (%s), want %d", len(out), strings.Join(seen, " "), n)
+	}
+	return out
+}
+
+func (r *recorder) atLeast(t *testing.T, n int) []attempt {
 	t.Helper()
 	var out []attempt
 	envoytest.Eventually(t, fmt.Sprintf("%d attempts", n), func() bool {
@@ -199,12 +220,5 @@ func (r *recorder) attempts(t *testing.T, n int) []attempt {
 		out = append([]attempt(nil), r.all...)
 		return len(out) >= n
 	})
-	if len(out) != n {
-		var seen []string
-		for _, a := range out {
-			seen = append(seen, strconv.Itoa(a.status))
-		}
-		t.Fatalf("%d attempts (%s), want %d", len(out), strings.Join(seen, " "), n)
-	}
 	return out
 }

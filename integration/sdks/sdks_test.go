@@ -43,7 +43,18 @@ func inTime(t *testing.T, try func() bool) {
 			return
 		}
 	}
-	t.Errorf("never within %v of the advised time", late)
+	t.Errorf("never served within %v of the advised time", late)
+}
+
+// served reports whether who came back on time was served. On a machine that
+// stalls Envoy's log comes late, and with it the time from which the server is
+// asked again.
+func served(t *testing.T, a attempt) bool {
+	t.Helper()
+	if a.status != http.StatusOK {
+		t.Logf("status %d to who came back on time", a.status)
+	}
+	return a.status == http.StatusOK
 }
 
 // hold keeps a request of another client at the server until release.
@@ -267,11 +278,11 @@ func TestClientsWaitWhereAServerNamesNoTime(t *testing.T) {
 						if text, _, err := c.ask(context.Background(), p.url, 16); err != nil || text != said {
 							t.Fatalf("%q, %v", text, err)
 						}
-						all := p.attempts(t, 2)
-						if all[0].status != status {
-							t.Errorf("status %d, want %d", all[0].status, status)
+						first, second := p.pair(t)
+						if first.status != status {
+							t.Errorf("status %d, want %d", first.status, status)
 						}
-						return waited(t, all[0], all[1])
+						return waited(t, first, second) && served(t, second)
 					})
 				})
 			})
@@ -305,11 +316,11 @@ func TestAServersOwnAdviceReachesClients(t *testing.T) {
 			if text, _, err := c.ask(context.Background(), p.url, 16); err != nil || text != said {
 				t.Fatalf("%q, %v", text, err)
 			}
-			all := p.attempts(t, 2)
-			if ms, s := all[0].advised(), all[0].header.Get(wire.HeaderRetryAfter); ms != 321*time.Millisecond || s != "7" {
+			first, second := p.pair(t)
+			if ms, s := first.advised(), first.header.Get(wire.HeaderRetryAfter); ms != 321*time.Millisecond || s != "7" {
 				t.Errorf("told %v and %s s", ms, s)
 			}
-			return waited(t, all[0], all[1])
+			return waited(t, first, second) && served(t, second)
 		})
 	})
 }
