@@ -32,6 +32,9 @@ type pool struct {
 	share atomic.Uint64
 	// limit in whole requests.
 	whole atomic.Int64
+	// reopens is when an endpoint wants requests again, in the gate's time; in the
+	// past where any does.
+	reopens atomic.Int64
 	// others is how many accounts have slots outside the lines.
 	others atomic.Int64
 	ended  atomic.Int64 // since the last step
@@ -137,6 +140,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.others.Store(p.queueing)
 	if view != nil {
 		p.slew(view.Limit, dt)
+		p.reopens.Store(int64(now + view.Reopens))
 		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))
 		p.whole.Store(atLeastOne(p.limit))
 		p.fullAt.Store(int64(math.Ceil(fullShare * p.limit)))

@@ -46,7 +46,12 @@ func (c *client) advised(a *account, b *bid) int {
 func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
 	line := &b.pool.levels[b.ask.Level].line
 	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
-	slot, ok := a.slots.give(b.now, b.patience(retryCap), line, b.ask.Level, quota, b.pool.others.Load(), early)
+	// Slots begin where an endpoint opens again.
+	from, patience := b.now, b.patience(retryCap)
+	if opens := time.Duration(b.pool.reopens.Load()); opens > from {
+		from, patience = opens, b.patience(retryMax)-(opens-from)
+	}
+	slot, ok := a.slots.give(from, patience, line, b.ask.Level, quota, b.pool.others.Load(), early)
 	if !a.queueing && a.slots.own() > 0 {
 		a.queueing = true
 		b.pool.others.Add(1)
@@ -55,7 +60,7 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
 	r.ShouldRetry = ok
 	if !ok && wait > retryCap {
 		// For who comes back all the same: later than anybody with a slot.
-		r.RetryAfter = whole(retryCap + spread(b.ask.Seed, retryMax-retryCap))
+		r.RetryAfter = whole(max(retryCap, from-b.now) + spread(b.ask.Seed, retryMax-retryCap))
 		return
 	}
 	r.RetryAfter = whole(wait + spread(b.ask.Seed, min(wait/4, time.Duration(line.spacing.Load()))))

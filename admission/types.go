@@ -202,6 +202,10 @@ type PoolView struct {
 	Limit float64
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int
+	// Reopens is how long it takes until the first of its endpoints wants requests
+	// again, where all told callers to stay away; else 0. Nobody is told to come
+	// back before.
+	Reopens time.Duration
 }
 
 // LevelState is one burst level of a pool.

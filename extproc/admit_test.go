@@ -74,7 +74,8 @@ func TestWhoAsks(t *testing.T) {
 		{"subject", fleet.ClientKeyMTLS, func(m *message) { m.subject = "CN=a" }, by(fleet.ClientKeyMTLS, "CN=a")},
 		{"no certificate", fleet.ClientKeyMTLS, func(m *message) { m.headers["authorization"] = "Bearer a" }, address},
 		{"address", fleet.ClientKeyAddress, func(m *message) { m.headers["authorization"] = "Bearer a" }, address},
-		{"IPv6", fleet.ClientKeyAddress, func(m *message) { m.source = "[2001:db8::7]:443" }, by(fleet.ClientKeyAddress, "2001:db8::7")},
+		{"IPv6", fleet.ClientKeyAddress, func(m *message) { m.source = "[2001:db8:1:2:3:4:5:7]:443" }, by(fleet.ClientKeyAddress, "2001:db8:1:2::")},
+		{"IPv4 in IPv6", fleet.ClientKeyAddress, func(m *message) { m.source = "[::ffff:192.0.2.7]:443" }, address},
 		{"another header", fleet.ClientKeyAddress, func(m *message) {
 			m.headers["x-forwarded-for"], m.headers["x-client"], m.headers["x-real-ip"] = "203.0.113.9", "bob", "203.0.113.9"
 		}, address},

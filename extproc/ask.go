@@ -19,6 +19,9 @@ type Admission interface {
 	// Refuse is told of a request that is refused for another reason, and says
 	// when it may come back.
 	Refuse(*admission.Ask, admission.Reason) admission.Refusal
+	// Advise says when a request may come back that was admitted and that a server
+	// sent away.
+	Advise(*admission.Ask) admission.Refusal
 	// Cancel undoes an Admit that nothing came of.
 	Cancel(id string)
 }
@@ -126,7 +129,8 @@ func digits(b []byte) (n uint64, ok bool) {
 	return n, true
 }
 
-// tokenTime is the assumed time per token of output, as in plan.Plan.Advice.
+// tokenTime is the assumed time per token of output of a server at its limit: 25
+// ms, a usual target for inter-token latency.
 const tokenTime = 25 * time.Millisecond
 
 // expected is how long a request of that budget is expected to take; the ledger

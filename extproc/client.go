@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"bytes"
+	"net/netip"
 	"strconv"
 
 	"github.com/fairlead-proxy/fairlead/admission"
@@ -37,15 +38,15 @@ func (c *credential) add(value []byte) {
 // be a new client by it until the upstream refuses it; where that matters a route
 // tells clients apart by a verified claim or a certificate.
 func (r *request) client(info *plan.RouteInfo) admission.Client {
-	var digits [32]byte
-	if value := r.identity(info, digits[:0]); len(value) > 0 {
+	var scratch [64]byte
+	if value := r.identity(info, scratch[:0]); len(value) > 0 {
 		key := info.ClientKey
 		if key == 0 {
 			key = fleet.ClientKeyAuthorization
 		}
 		return admission.ClientOf(key, value)
 	}
-	return admission.ClientOf(fleet.ClientKeyAddress, hostOf(r.source))
+	return admission.ClientOf(fleet.ClientKeyAddress, networkOf(r.source, scratch[:0]))
 }
 
 func (r *request) identity(info *plan.RouteInfo, scratch []byte) []byte {
@@ -58,7 +59,7 @@ func (r *request) identity(info *plan.RouteInfo, scratch []byte) []byte {
 		}
 		return r.subject
 	case fleet.ClientKeyAddress:
-		return hostOf(r.source)
+		return networkOf(r.source, scratch)
 	}
 	shown := &r.shown.authorization
 	if shown.value == nil {
@@ -68,6 +69,28 @@ func (r *request) identity(info *plan.RouteInfo, scratch []byte) []byte {
 		return nil
 	}
 	return shown.value
+}
+
+// networkBits is how much of an IPv6 address tells callers apart: a subscriber has
+// a whole /64, and could be a new client with each request.
+const networkBits = 64
+
+// networkOf is the address of ip:port, of IPv6 the beginning of its /64, as text;
+// IPv4 stays as it stands. It may use scratch.
+func networkOf(source, scratch []byte) []byte {
+	host := hostOf(source)
+	if bytes.IndexByte(host, ':') < 0 {
+		return host
+	}
+	a, err := netip.ParseAddr(string(host))
+	if err != nil {
+		return host
+	}
+	if a = a.WithZone("").Unmap(); a.Is6() {
+		network, _ := a.Prefix(networkBits) // never fails on IPv6
+		a = network.Addr()
+	}
+	return a.AppendTo(scratch[:0])
 }
 
 // hostOf is the host of ip:port or [ip]:port; whatever has no port is returned

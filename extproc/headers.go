@@ -161,8 +161,7 @@ func (s *Service) refuse(c *call) admission.Refusal {
 	if s.o.Admission != nil {
 		return s.o.Admission.Refuse(&c.ask, c.verdict.admit.Reason)
 	}
-	advice := c.verdict.plan.Advice(c.verdict.class, s.o.Live, c.verdict.id.Seed())
-	return admission.Refusal{RetryAfter: advice.RetryAfter, Concurrency: advice.RecommendedConcurrency, ShouldRetry: true}
+	return plainRefusal
 }
 
 // withdraw gives back what was counted for a request that nothing came of.

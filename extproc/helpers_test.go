@@ -133,6 +133,7 @@ type gate struct {
 	asked    []admission.Ask
 	refused  []admission.Reason
 	canceled []string
+	advised  int
 }
 
 func (g *gate) Admit(a *admission.Ask) admission.Verdict {
@@ -143,6 +144,12 @@ func (g *gate) Admit(a *admission.Ask) admission.Verdict {
 func (g *gate) Refuse(a *admission.Ask, why admission.Reason) admission.Refusal {
 	g.asked = append(g.asked, *a)
 	g.refused = append(g.refused, why)
+	return g.refusal
+}
+
+func (g *gate) Advise(a *admission.Ask) admission.Refusal {
+	g.asked = append(g.asked, *a)
+	g.advised++
 	return g.refusal
 }
 

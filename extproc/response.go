@@ -6,7 +6,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
-	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 // waiting is what is kept of a request until the headers of its answer come: on
@@ -129,21 +128,23 @@ func (s *Service) waitOf(r *request, w *waiting, now time.Time) (wait, RetrySour
 	return fields, source
 }
 
-// slot is admission's advice, or without admission the plan's.
+// awayFor is the least that callers are told of a server that named no time: for
+// as long as that it gets no requests from others either.
+const awayFor = time.Second
+
+// slot is admission's advice, counted from when the server may be asked again.
 func (s *Service) slot(w *waiting, now time.Time) admission.Refusal {
-	if s.o.Admission != nil {
-		w.ask.At = now
-		return s.o.Admission.Refuse(&w.ask, admission.ReasonBusy)
+	if s.o.Admission == nil {
+		return plainRefusal
 	}
-	r := admission.Refusal{RetryAfter: time.Second, Concurrency: 1, ShouldRetry: true}
-	if p := s.o.Plan(); p != nil {
-		if route, known := p.Route(w.ask.Route); known {
-			advice := p.Advice(plan.Class{Route: route}, s.o.Live, w.ask.Seed)
-			r.RetryAfter, r.Concurrency = advice.RetryAfter, advice.RecommendedConcurrency
-		}
-	}
+	w.ask.At = now
+	r := s.o.Admission.Advise(&w.ask)
+	r.RetryAfter = min(r.RetryAfter+awayFor, maxRetryAfter)
 	return r
 }
+
+// plainRefusal is what is told where nobody counts.
+var plainRefusal = admission.Refusal{RetryAfter: awayFor, Concurrency: 1, ShouldRetry: true}
 
 func appendRetryFields(b []byte, fields *wait) []byte {
 	b, headers := open(b, 2)  // ProcessingResponse.response_headers

@@ -68,9 +68,9 @@ func TestAnswersThatTurnAwayGetTheRetryFieldsTheyLack(t *testing.T) {
 		{"own retry-after", answer("429", "retry-after", "30"), nil, RetryKept, none},
 		{"own retry-after-ms", answer("503", "retry-after-ms", "30"), nil, RetryKept, none},
 		{"own, of no use", answer("429", "retry-after", "soon"), nil, RetryKept, none},
-		{"429", answer("429"), map[string]string{"retry-after-ms": "1234", "retry-after": "2", "x-recommended-concurrency": "8"}, RetryGiven, "1.234s"},
-		{"503", answer("503"), map[string]string{"retry-after-ms": "1234", "retry-after": "2", "x-recommended-concurrency": "8"}, RetryGiven, "1.234s"},
-		{"529", answer("529"), map[string]string{"retry-after-ms": "1234", "retry-after": "2", "x-recommended-concurrency": "8"}, RetryGiven, "1.234s"},
+		{"429", answer("429"), map[string]string{"retry-after-ms": "2234", "retry-after": "3", "x-recommended-concurrency": "8"}, RetryGiven, "2.234s"},
+		{"503", answer("503"), map[string]string{"retry-after-ms": "2234", "retry-after": "3", "x-recommended-concurrency": "8"}, RetryGiven, "2.234s"},
+		{"529", answer("529"), map[string]string{"retry-after-ms": "2234", "retry-after": "3", "x-recommended-concurrency": "8"}, RetryGiven, "2.234s"},
 		{"Azure", answer("429", "x-ms-retry-after-ms", "700"), map[string]string{"retry-after-ms": "700", "retry-after": "1", "x-recommended-concurrency": "3"}, RetryTold, "700ms"},
 		{"OpenAI", answer("429", "x-ratelimit-reset-requests", "12ms", "x-ratelimit-remaining-requests", "0"),
 			map[string]string{"retry-after-ms": "12", "retry-after": "1", "x-recommended-concurrency": "3"}, RetryTold, "12ms"},
@@ -81,7 +81,7 @@ func TestAnswersThatTurnAwayGetTheRetryFieldsTheyLack(t *testing.T) {
 		{"own word on retries", answer("429", "x-ratelimit-reset-tokens", "6m0s", "x-should-retry", "true", "x-recommended-concurrency", "77"),
 			map[string]string{"retry-after-ms": "60000", "retry-after": "60"}, RetryTold, "1m0s"},
 		{"junk", answer("429", "x-ratelimit-reset-tokens", "whenever"),
-			map[string]string{"retry-after-ms": "1234", "retry-after": "2", "x-recommended-concurrency": "8"}, RetryGiven, "1.234s"},
+			map[string]string{"retry-after-ms": "2234", "retry-after": "3", "x-recommended-concurrency": "8"}, RetryGiven, "2.234s"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w, g := gated(t, computed, func(_ *plan.Inputs, o *Options) { o.Now = func() time.Time { return now } })
@@ -105,10 +105,10 @@ func TestAnswersThatTurnAwayGetTheRetryFieldsTheyLack(t *testing.T) {
 			if !reflect.DeepEqual(w.answers, []Answer{want}) {
 				t.Errorf("told of %v; want %v", w.answers, want)
 			}
-			if slots := len(g.refused); slots != map[RetrySource]int{RetryGiven: 1}[row.source] {
+			if slots := g.advised; slots != map[RetrySource]int{RetryGiven: 1}[row.source] {
 				t.Errorf("%d slots taken", slots)
 			}
-			if len(g.refused) > 0 && (g.last().ID != firstID || g.last().Route != "chat" || g.last().Pool != "h100") {
+			if g.advised > 0 && (g.last().ID != firstID || g.last().Route != "chat" || g.last().Pool != "h100") {
 				t.Errorf("slot taken for %+v", g.last())
 			}
 		})
@@ -321,6 +321,7 @@ func (quiet) Admit(*admission.Ask) admission.Verdict {
 	return admission.Verdict{Admitted: true, Reason: admission.ReasonAdmitted}
 }
 func (quiet) Refuse(*admission.Ask, admission.Reason) admission.Refusal { return admission.Refusal{} }
+func (quiet) Advise(*admission.Ask) admission.Refusal                   { return admission.Refusal{} }
 func (quiet) Cancel(string)                                             {}
 
 // TestSlotIsThatOfTheCaller: the request is remembered until its answer comes.

@@ -46,7 +46,7 @@ type Options struct {
 	// Ledger may be nil; then nothing is reserved.
 	Ledger Ledger
 	// Admission may be nil; then everything enters that the plan lets pass, and
-	// the plan alone says what those are told whom it refuses.
+	// those whom it refuses are told to wait a second.
 	Admission Admission
 	IDs       *IDs
 	// Trusted reports whether the x-request-id of a caller ("ip:port") is kept;

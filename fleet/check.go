@@ -326,8 +326,9 @@ func clientIDFault(key ClientKey, id string) string {
 			return "sha256: and 64 hex digits in lower case, the hash of the header's value as callers send it (Bearer included)"
 		}
 	case ClientKeyAddress:
-		if a, err := netip.ParseAddr(id); err != nil || a.Unmap().String() != id {
-			return "an IP address in its shortest form"
+		a, err := netip.ParseAddr(id)
+		if err != nil || a.Unmap().String() != id || a.Is6() && netip.PrefixFrom(a, 64).Masked().Addr() != a {
+			return "an IPv4 address, or the first address of an IPv6 /64, in its shortest form"
 		}
 	}
 	return ""

@@ -79,7 +79,7 @@ const (
 	ClientKeyAuthorization ClientKey = iota + 1 // SHA-256 of authorization, else of x-api-key
 	ClientKeyJWT                                // a claim of a token that Envoy has verified
 	ClientKeyMTLS                               // the URI SAN, else the subject, of the caller's certificate
-	ClientKeyAddress                            // the caller's IP address
+	ClientKeyAddress                            // the caller's IP address, of IPv6 its /64
 )
 
 // RequestClass is how urgent requests are.

@@ -82,7 +82,7 @@ func redisFields(r *Redis) []field {
 func limitFields(l *Limit) []field {
 	return []field{
 		{name: "name", doc: "Names the policy in answers and metrics. Default: limit-1, limit-2, … by place.", value: nameOf(&l.Name)},
-		{name: "key", doc: "What tells clients apart: the hash of authorization (else x-api-key), a claim of a verified token, the certificate's identity, or the address. A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
+		{name: "key", doc: "What tells clients apart: the hash of authorization (else x-api-key), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
 		{name: "claim", doc: "The claim's name, with key jwt.", value: label(&l.Claim)},
 		{name: "routes", doc: "Routes it counts for; absent: all that no other limit names.", value: list(&l.Routes, 0, maxNamed, reference)},
 		{name: "requests", doc: "Requests per window, such as 600/min.", value: rate(&l.Requests)},

@@ -104,17 +104,6 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-func BenchmarkAdvice(b *testing.B) {
-	p := mustCompile(b, bigFleet(10_000))
-	var live Live = busyLedger(10_000, func(int) int32 { return 256 })
-	b.ReportAllocs()
-	seed := uint64(0)
-	for b.Loop() {
-		seed++
-		p.Advice(benchClass, live, seed)
-	}
-}
-
 func BenchmarkCompile(b *testing.B) {
 	for _, n := range []int{10, 1_000, 10_000} {
 		zones, affinity := inZones(bigFleet(n)), bigFleet(n)
@@ -136,7 +125,7 @@ func BenchmarkCompile(b *testing.B) {
 }
 
 // TestHotPathDoesNotAllocate covers plain choices, sessions, zones, prompts that
-// fit in places and nowhere, saturated pools, refusals, spill-over, the legacy check, advice and recording.
+// fit in places and nowhere, saturated pools, refusals, spill-over, the legacy check and recording.
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	for _, n := range []int{10, 1000, 10_000} {
 		in := inZones(bigFleet(n))
@@ -168,7 +157,6 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 						t.Error("unreachable")
 					}
 				}
-				p.Advice(benchClass, live, seed)
 				p.DecideRecorded(benchClass, seed%64, live, &rec)
 			})
 			if got != 0 {

@@ -93,8 +93,7 @@ type route struct {
 	sticky bool
 	// room is the largest free KV cache of the chain's endpoints that may be
 	// chosen; unlimited where any is unknown.
-	room   int32
-	advice routeAdvice
+	room int32
 }
 
 // RouteInfo is what others need to know of a route. It is read-only.
@@ -457,7 +456,6 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 	for _, id := range r.chains[0] { // all chains of a route have the same pools
 		r.room = max(r.room, roomIn(pools[id].Endpoints))
 	}
-	r.advice = compileAdvice(r, pools)
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -224,44 +223,6 @@ type counting struct {
 
 func (c *counting) InFlight(slot uint32) int32 { c.looks++; return c.counts[slot] }
 
-func TestAdviceKeepsItsRangeAndSpreads(t *testing.T) {
-	in := onePool(8, func(_ int, e *EndpointInput) { e.MaxInFlight = 32; e.Risk = 0.5 })
-	p := mustCompile(t, in)
-	full := counts{32, 32, 32, 32, 32, 32, 32, 32}
-	seen := make(map[time.Duration]int)
-	for seed := range uint64(2000) {
-		a := p.Advice(benchClass, full, seed)
-		if a.RetryAfter < 800*time.Millisecond || a.RetryAfter > 6400*time.Millisecond || a.RetryAfter%time.Millisecond != 0 {
-			t.Fatalf("retry after %v, want 0.8 to 6.4 s in whole milliseconds", a.RetryAfter)
-		}
-		if a.RecommendedConcurrency != 8*32/2/8 {
-			t.Fatalf("recommended concurrency is %d, want 16", a.RecommendedConcurrency)
-		}
-		seen[a.RetryAfter/(560*time.Millisecond)]++
-	}
-	for slot, n := range seen {
-		if n > 300 {
-			t.Errorf("%d of 2000 come back within 560 ms (slot %d): not spread", n, slot)
-		}
-	}
-	if first, again := p.Advice(benchClass, full, 1), p.Advice(benchClass, full, 1); first != again {
-		t.Error("the same seed gives different advice")
-	}
-	for _, budget := range []fleet.Tokens{math.MinInt64, 0, 1, math.MaxInt64} {
-		in.Routes[0].DefaultBudget = budget
-		p := mustCompile(t, in)
-		over := counts{1 << 30, 1 << 30, 1 << 30, 1 << 30, 1 << 30, 1 << 30, 1 << 30, 1 << 30}
-		for seed := range uint64(100) {
-			if a := p.Advice(benchClass, over, seed); a.RetryAfter < time.Millisecond || a.RetryAfter > time.Minute {
-				t.Fatalf("budget %d: retry after %v", budget, a.RetryAfter)
-			}
-		}
-	}
-	if a := p.Advice(Class{Route: 99}, nil, 1); a.RetryAfter <= 0 || a.RecommendedConcurrency < 1 {
-		t.Errorf("advice for an unknown route is %+v", a)
-	}
-}
-
 func TestLookupsOfUnknownIDsAreEmpty(t *testing.T) {
 	p := mustCompile(t, onePool(1, nil))
 	for _, pick := range []Pick{{Pool: NoPool}, {Pool: 7}, {Endpoint: -1}, {Endpoint: 1}} {
@@ -326,7 +287,6 @@ func TestReadersKeepTheirPlanWhileItIsSwapped(t *testing.T) {
 					return
 				}
 				live[d.Picks[0].Endpoint].Add(1)
-				p.Advice(benchClass, live, seed)
 			}
 		})
 	}

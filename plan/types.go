@@ -91,6 +91,10 @@ func (e *EndpointInput) idle() bool {
 	return !e.Closed && e.Risk < fleet.RiskPrefer && int64(e.InFlight)*2 <= int64(e.limit())
 }
 
+// unlimitedInFlight stands for an endpoint without a limit: the default limit of a
+// pool.
+const unlimitedInFlight = 256
+
 func (e *EndpointInput) limit() int32 {
 	if e.MaxInFlight == 0 {
 		return unlimitedInFlight

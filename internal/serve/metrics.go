@@ -123,6 +123,10 @@ func codeClass(code int) string {
 	return "none"
 }
 
+// answerKey labels a server's 429, 503 or 529 on a route with computed retry
+// fields, by where its fields came from.
+type answerKey struct{ route, source string }
+
 // levelKey labels requests by burst level.
 type levelKey struct{ level, result string }
 
@@ -158,6 +162,7 @@ type metrics struct {
 	budgets   *labels[string]
 	admission *labels[admissionKey]
 	limits    *labels[limitKey]
+	answers   *labels[answerKey]
 	levels    *labels[levelKey]
 	xds       *labels[xdsKey]
 	accessLog *labels[string]
@@ -189,6 +194,7 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 		budgets:   newLabels("other"),
 		admission: newLabels(admissionKey{"other", "other", "other"}),
 		limits:    newLabels(limitKey{"other", "other"}),
+		answers:   newLabels(answerKey{"other", "other"}),
 		levels:    newLabels(levelKey{"other", "other"}),
 		xds:       newLabels(xdsKey{"other", "other"}),
 		accessLog: newLabels("other"),
@@ -267,6 +273,11 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		{"fairlead.limit.requests", "Requests under a limit, by its name: admitted, refused, and admitted_local and refused_local while the shared count does not answer.", func(o metric.Int64Observer) {
 			m.limits.each(func(k limitKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("policy", k.policy), attribute.String("result", k.result)))
+			})
+		}},
+		{"fairlead.answers.retry_fields", "Answers of 429, 503 and 529 on routes with retryFields: computed, by where their retry fields came from: kept (the server's own), told (its other headers) or given (by load).", func(o metric.Int64Observer) {
+			m.answers.each(func(k answerKey, n int64) {
+				o.Observe(n, metric.WithAttributes(attribute.String("route", k.route), attribute.String("source", k.source)))
 			})
 		}},
 		{"fairlead.level.requests", "Generating requests by burst level, admitted and refused.", func(o metric.Int64Observer) {

@@ -236,7 +236,7 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 		}
 		verdicts = verdicts[inService:]
 	}
-	s.states = s.admit(now, poolViews(inputs.Pools))
+	s.states = s.admit(now, s.poolViews(now, inputs.Pools))
 	for i := range s.states {
 		for level := range s.states[i].Levels {
 			inputs.Pools[i].Backlogged[level] = s.states[i].Levels[level].Backlogged
@@ -404,10 +404,11 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 
 // poolViews is what admission is told: what each pool can well hold, which is
 // Σ limit · (1 − risk) over the endpoints that take requests, and what it holds.
-func poolViews(pools []plan.PoolInput) []admission.PoolView {
+func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.PoolView {
 	out := make([]admission.PoolView, len(pools))
 	for i := range pools {
 		out[i].Name = pools[i].Name
+		out[i].Reopens = s.reopens(now, &pools[i])
 		for k := range pools[i].Endpoints {
 			e := &pools[i].Endpoints[k]
 			out[i].InFlight += int(e.InFlight)
@@ -417,6 +418,26 @@ func poolViews(pools []plan.PoolInput) []admission.PoolView {
 		}
 	}
 	return out
+}
+
+// reopens is how long it takes until one of the pool's endpoints takes requests
+// again, 0 where any does. Callers are told to come when it is open for sure.
+func (s *scoring) reopens(now time.Time, p *plan.PoolInput) time.Duration {
+	first := time.Duration(math.MaxInt64)
+	for i := range p.Endpoints {
+		e := &p.Endpoints[i]
+		switch {
+		case e.Weight <= 0 || e.State == fleet.StateDraining:
+		case !e.Closed:
+			return 0
+		default:
+			first = min(first, s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].closed.Sub(now))
+		}
+	}
+	if first == math.MaxInt64 {
+		return 0
+	}
+	return first + reopenEarly
 }
 
 // showAdmission fills what people see of a pool's limits.

@@ -158,7 +158,10 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 		IDs:       ids,
 		Trusted:   s.trusted,
 		Observe:   s.observeRequest,
-		Log:       s.log,
+		ObserveAnswer: func(a extproc.Answer) {
+			s.metrics.answers.add(answerKey{a.Route, a.Source.String()}, 1)
+		},
+		Log: s.log,
 	})
 	receiver := accesslog.New(accesslog.Options{
 		Sink:     s.outcome,
@@ -383,9 +386,14 @@ func (s *Server) observeXDS(e xds.Event) {
 		s.present.xdsBegan(e.Node)
 	case xds.EventDisconnect:
 		if s.present.xdsEnded(e.Node) {
-			s.ledger.NodeDead(e.Node)
+			s.nodeDead(e.Node)
 		}
 	}
+}
+
+func (s *Server) nodeDead(node string) {
+	s.ledger.NodeDead(node)
+	s.gate.NodeDead(node)
 }
 
 func (s *Server) observeLog(e accesslog.Event) {
@@ -397,9 +405,10 @@ func (s *Server) observeLog(e accesslog.Event) {
 
 func (s *Server) logsEnded(node string) {
 	if s.present.logsEnded(node) {
-		s.ledger.NodeDead(node)
+		s.nodeDead(node)
 	} else {
 		s.ledger.NodeGone(node)
+		s.gate.NodeGone(node)
 	}
 }
 
