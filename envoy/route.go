@@ -133,6 +133,7 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 			Name:                   name,
 			Match:                  match,
 			Metadata:               dialectMetadata(r.Dialect),
+			ResponseHeadersToAdd:   dialectHeaders(r.Dialect),
 			RequestHeadersToRemove: []string{wire.HeaderDraw},
 			RequestBodyBufferLimit: wrapperspb.UInt64(bufferLimit(r, peekDigits)),
 			TypedPerFilterConfig:   map[string]*anypb.Any{filterOfRoute: routeFilters(limitBody(r.MaxBody))},
@@ -234,6 +235,19 @@ func dialectMetadata(d fleet.Dialect) *corev3.Metadata {
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
 		routeNamespace: object(map[string]*structpb.Value{routeDialect: text(d.String())}),
 	}}
+}
+
+// dialectHeaders are on the answers of routes whose clients look for the request's
+// id under another name: Anthropic's SDKs read request-id. One that a server has
+// sent stays.
+func dialectHeaders(d fleet.Dialect) []*corev3.HeaderValueOption {
+	if d != fleet.DialectAnthropic {
+		return nil
+	}
+	return []*corev3.HeaderValueOption{
+		addHeader(wire.HeaderAnthropicRequestID, metadataValue(wire.NamespaceLog, wire.KeyRequestID)),
+		addHeader(wire.HeaderAnthropicRequestID, requestIDOperator),
+	}
 }
 
 func routeAction(c chain, retry *routev3.RetryPolicy) *routev3.RouteAction {
@@ -485,9 +499,10 @@ func modelRefusals(p modelPrefix, peekDigits int) []*routev3.Route {
 // id, the plan's digest and the request id on the answer come from it.
 func refuse(name string, match *routev3.RouteMatch, d fleet.Dialect, why problem) *routev3.Route {
 	return &routev3.Route{
-		Name:     name,
-		Match:    match,
-		Metadata: dialectMetadata(d),
+		Name:                 name,
+		Match:                match,
+		Metadata:             dialectMetadata(d),
+		ResponseHeadersToAdd: dialectHeaders(d),
 		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 			Status: why.status, BodyFormat: jsonFormat(why.body(d)),
 		}},

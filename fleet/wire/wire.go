@@ -31,6 +31,8 @@ const (
 	HeaderGRPCTimeout          = "grpc-timeout"
 	// HeaderRequestID is Envoy's and the client's correlation id.
 	HeaderRequestID = "x-request-id"
+	// HeaderAnthropicRequestID is where Anthropic's SDKs look for it on answers.
+	HeaderAnthropicRequestID = "request-id"
 )
 
 // Headers that Fairlead or Envoy set and that no client may send.

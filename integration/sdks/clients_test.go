@@ -126,7 +126,7 @@ var clients = []client{
 				Error struct{ Message string }
 			}
 			_ = json.Unmarshal([]byte(e.RawJSON()), &body)
-			return failure{e.StatusCode, body.Error.Message, string(e.Type()), e.Response.Header.Get("x-request-id")}, true
+			return failure{e.StatusCode, body.Error.Message, string(e.Type()), e.RequestID}, true
 		},
 		answer: envoytest.JSON(`{"id":"m-1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Hello there"}],"stop_reason":"end_turn",` +
 			`"usage":{"input_tokens":3,"output_tokens":2}}`),
