@@ -216,7 +216,7 @@ func TestLimitsExampleAsItsReadmeSays(t *testing.T) {
 	if status, _, text := ask("Bearer team-a", 9000); status != http.StatusBadRequest || !strings.Contains(text, "4096") {
 		t.Errorf("9000 tokens: %d %s, want 400 with what fits", status, text)
 	}
-	if out := runFairlead(t, dir, readmeCommands(t, "limits", "fleet")[0]...); !strings.Contains(out, `"levels"`) || !strings.Contains(out, `"budget"`) {
-		t.Errorf("fleet -o json:\n%s", out)
+	if out := runFairlead(t, dir, readmeCommands(t, "limits", "pools")[0]...); !strings.Contains(out, "h100") || !strings.Contains(out, "<=2048") {
+		t.Errorf("pools:\n%s", out)
 	}
 }

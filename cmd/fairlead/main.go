@@ -46,6 +46,7 @@ var commands = []command{
 	{"proxy-status", "show every sidecar and what it acknowledged", runProxyStatus},
 	{"version", "print the version", runVersion},
 	{"fleet", "show every endpoint with risk, state, share and requests in flight", runFleet},
+	{"pools", "show every pool's limit, clients and burst levels", runPools},
 	{"nodes", "show every machine, its agent and its GPUs", runNodes},
 }
 

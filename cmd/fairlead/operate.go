@@ -109,6 +109,35 @@ func runFleet(ctx context.Context, args []string, io stdio) error {
 		(*admin.Client).Fleet, showFleet)
 }
 
+func runPools(ctx context.Context, args []string, io stdio) error {
+	return ask(ctx, args, io, "pools", "Shows what every pool can hold, what it holds, what a client's share of it is, and its burst levels by output budget.",
+		(*admin.Client).Fleet, showPools)
+}
+
+// levelNames are the budgets of the burst levels, in tokens.
+var levelNames = [fleet.BurstLevels]string{"<10", "<64", "<128", "<256", "<512", "<1024", "<=2048", ">2048"}
+
+func showPools(w io.Writer, format string, f admin.Fleet) error {
+	return show(w, format, f.Pools, "POOL\tLIMIT\tCLIENTS\tSHARE\tLEVEL\tIN FLIGHT\tBUDGET\tQUEUE\t", func(w io.Writer) {
+		for _, p := range f.Pools {
+			for i, l := range p.Levels {
+				head := "\t\t\t"
+				if i == 0 {
+					head = fmt.Sprintf("%s\t%.0f\t%d\t%s", p.Name, p.Limit, p.Clients, known(p.Share, 1))
+				}
+				name, mark := strconv.Itoa(l.Level), ""
+				if l.Level < len(levelNames) {
+					name = levelNames[l.Level]
+				}
+				if l.Backlogged {
+					mark = "backlogged"
+				}
+				fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", head, name, l.InFlight, known(l.Budget, 0), seconds(l.QueueMillis/1000), mark)
+			}
+		}
+	})
+}
+
 func runNodes(ctx context.Context, args []string, io stdio) error {
 	return ask(ctx, args, io, "nodes", "Shows every machine: whether it is ready, what its agent last said, and its GPUs.",
 		(*admin.Client).Fleet, showNodes)
@@ -169,8 +198,8 @@ func showFleet(w io.Writer, format string, f admin.Fleet) error {
 				if e.Known {
 					risk = strconv.FormatFloat(e.Risk, 'f', 2, 64)
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
-					e.State, 100*e.Share, e.InFlight, e.Errors5s, e.Attempts5s, seconds(e.HeaderMillis/1000), known(e.KVUsage, 2), known(e.Running, 0), known(e.Waiting, 0), seconds(e.TelemetryAge), gpuWord(e), why(e))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%d/%d\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, e.Name, e.Address, risk,
+					e.State, 100*e.Share, e.InFlight, e.Limit, e.Errors5s, e.Attempts5s, seconds(e.HeaderMillis/1000), known(e.KVUsage, 2), known(e.Running, 0), known(e.Waiting, 0), seconds(e.TelemetryAge), gpuWord(e), why(e))
 			}
 		}
 	})
@@ -198,10 +227,14 @@ func gpuWord(e admin.Endpoint) string {
 
 // why joins what the state rests on with what is wrong with the telemetry.
 func why(e admin.Endpoint) string {
-	if e.TelemetryError == "" {
-		return e.Why
+	word := e.Why
+	if e.Closed {
+		word += ", closed"
 	}
-	return e.Why + ": " + e.TelemetryError
+	if e.TelemetryError == "" {
+		return word
+	}
+	return word + ": " + e.TelemetryError
 }
 
 func seconds(s float64) string {
