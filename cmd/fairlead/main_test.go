@@ -182,6 +182,20 @@ func TestTables(t *testing.T) {
 		}
 	}
 	out.Reset()
+	err = showPools(&out, "table", admin.Fleet{Pools: []admin.Pool{
+		{Name: "h100", Limit: 31.6, Clients: 3, Share: 10.5, Levels: []admin.Level{
+			{Level: 3, InFlight: 2, Budget: 12}, {Level: 7, InFlight: 12, Budget: 12, QueueMillis: 250, Backlogged: true}}},
+		{Name: "idle", Limit: 8, Share: -1, Levels: []admin.Level{{Level: 0, Budget: -1}}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"h100 32 3 10.5 <256 2 12 0s", ">2048 12 12 250ms backlogged", "idle 8 0 - <10 0 - 0s"} {
+		if row := strings.Join(strings.Fields(strings.Split(out.String(), "\n")[i+1]), " "); row != want {
+			t.Errorf("pools table, row %d: %q, want %q", i+1, row, want)
+		}
+	}
+	out.Reset()
 	since := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 	err = showSplits(&out, "table", []admin.Split{{Route: "chat", ByHand: true, Since: since,
 		File:      []admin.Weight{{Pool: "a", BasisPoints: 1000}, {Pool: "b", BasisPoints: 9000}},
