@@ -63,6 +63,12 @@ type Ask struct {
 	// declared budget times the number of answers asked for. Their sum is reserved
 	// from a limit on tokens.
 	Input, Output fleet.Tokens
+	// Unread: the prompt and the budget are not the request's own but what stands
+	// for them, since nobody could read its body. It is settled by its length.
+	Unread bool
+	// Unplaced: no place at an endpoint is reserved for it (Envoy chooses); then
+	// the pool's places bound how many enter.
+	Unplaced bool
 	// Timeout is how long the caller waits for an attempt, 0 if it did not say.
 	Timeout time.Duration
 	// Retry counts the attempts that the caller's SDK says it made before this.
@@ -202,6 +208,9 @@ type PoolView struct {
 	Limit float64
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int
+	// Places is the sum of the limits of its endpoints that take requests, whatever
+	// their risk; 0 where any has none.
+	Places int
 	// Reopens is how long it takes until the first of its endpoints wants requests
 	// again, where all told callers to stay away; else 0. Nobody is told to come
 	// back before.

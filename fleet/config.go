@@ -449,6 +449,10 @@ type Route struct {
 	// NoRoom says what becomes of requests that no endpoint's KV cache has room
 	// for now.
 	NoRoom Oversize
+	// Unread says what becomes of generating requests whose body Envoy did not read
+	// (no content-length, too long, compressed) and that no header declares a
+	// budget for.
+	Unread Oversize
 	// Usage lets Envoy read the tokens used out of answers; default false.
 	Usage bool
 	// RetryFields says where the retry fields come from that an upstream's 429,

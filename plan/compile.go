@@ -119,6 +119,7 @@ type RouteInfo struct {
 	Oversize, NoRoom fleet.Oversize
 	BytesPerToken    float64
 	ComputedRetry    bool
+	RefuseUnread     bool
 	ReadUser         bool
 }
 
@@ -448,6 +449,7 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 		NoRoom:           in.NoRoom,
 		BytesPerToken:    in.BytesPerToken,
 		ComputedRetry:    in.ComputedRetry,
+		RefuseUnread:     in.RefuseUnread,
 		ReadUser:         in.ReadUser,
 	}
 	if r.info.BytesPerToken == 0 {

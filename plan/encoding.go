@@ -76,7 +76,7 @@ func appendRoute(dst []byte, r *RouteInput) []byte {
 	dst = binary.AppendVarint(dst, int64(r.MaxOutput))
 	dst = append(dst, byte(r.Oversize), byte(r.NoRoom))
 	dst = appendFloat(dst, r.BytesPerToken)
-	return append(dst, boolByte(r.ComputedRetry), boolByte(r.ReadUser))
+	return append(dst, boolByte(r.ComputedRetry), boolByte(r.RefuseUnread), boolByte(r.ReadUser))
 }
 
 func appendStrings(dst []byte, list []string) []byte {
@@ -200,6 +200,7 @@ func (d *decoder) route() RouteInput {
 		NoRoom:           fleet.Oversize(d.byte()),
 		BytesPerToken:    d.float(),
 		ComputedRetry:    d.bool(),
+		RefuseUnread:     d.bool(),
 		ReadUser:         d.bool(),
 	}
 }

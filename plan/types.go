@@ -141,6 +141,8 @@ type RouteInput struct {
 	// ComputedRetry: the answer's headers come to Fairlead when its status is one
 	// that may lack retry fields.
 	ComputedRetry bool
+	// RefuseUnread: requests whose budget nobody could read are refused.
+	RefuseUnread bool
 	// ReadUser: the body's user names the session where nothing else does.
 	ReadUser bool
 }

@@ -412,6 +412,9 @@ func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.P
 		for k := range pools[i].Endpoints {
 			e := &pools[i].Endpoints[k]
 			out[i].InFlight += int(e.InFlight)
+			if !e.Closed && e.State != fleet.StateDraining { // Envoy's own balancing uses those of weight 0 too
+				out[i].Places += int(e.MaxInFlight)
+			}
 			if e.Weight > 0 && !e.Closed && e.State != fleet.StateDraining {
 				out[i].Limit += float64(e.MaxInFlight) * (1 - float64(e.Risk))
 			}
@@ -579,7 +582,7 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
 			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()),
 			Class:            r.Class, Limited: cfg.LimitOf(r.Name) != nil,
-			MaxOutput: r.MaxOutput, Oversize: r.Oversize, NoRoom: r.NoRoom,
+			MaxOutput: r.MaxOutput, Oversize: r.Oversize, NoRoom: r.NoRoom, RefuseUnread: r.Unread == fleet.OversizeRefuse,
 			// A closed route has no response phase: with one, an ext_proc that died
 			// would replace running answers with a 503 (measured on Envoy 1.40.0).
 			ComputedRetry: r.RetryFields == fleet.RetryFieldsComputed && r.OnFailure != fleet.FailClosed, ReadUser: r.ReadUser,
