@@ -280,6 +280,12 @@ func (d *decoder) checkLimits(c *Config, routes map[string]int) {
 		}
 	}
 	d.checkClaims(c)
+	for i, r := range c.Routes {
+		if l := c.LimitOf(r.Name); l != nil && l.Tokens.Amount > 0 && Tokens(l.Tokens.Amount) < r.DefaultMaxTokens {
+			d.faultAt(join(index("routes", i), "defaultMaxTokens"), fmt.Sprintf("%d, more than limit %q has in a window (%s): requests without max_tokens would all be refused", r.DefaultMaxTokens, l.Name, l.Tokens),
+				fmt.Sprintf("at most %d", l.Tokens.Amount))
+		}
+	}
 	if r := c.Serve.Redis; r != nil {
 		if r.Replicas > 0 && c.Serve.Shard >= r.Replicas {
 			d.faultAt("serve.shard", fmt.Sprintf("%d, with %d replicas", c.Serve.Shard, r.Replicas), fmt.Sprintf("0 … %d, another in each replica", r.Replicas-1))

@@ -431,7 +431,7 @@ var secretText = regexp.MustCompile(secretPattern)
 // Unix socket.
 func dialAddress(into *string) value {
 	const accepted = "host:port or unix:/path"
-	return scalar(tagText, accepted, schema{"type": "string", "minLength": 1}, func(text string) bool {
+	v := scalar(tagText, accepted, schema{"type": "string", "minLength": 1}, func(text string) bool {
 		*into = text
 		if path, ok := strings.CutPrefix(text, "unix:"); ok {
 			return strings.HasPrefix(path, "/") && socketPathFault(path) == ""
@@ -440,6 +440,16 @@ func dialAddress(into *string) value {
 		n, perr := strconv.ParseUint(port, 10, 16)
 		return err == nil && perr == nil && n > 0 && host != "" && len(text) <= 280 && strings.IndexFunc(host, func(r rune) bool { return unprintable(r) || r == ' ' || r == '/' || r == '@' }) < 0
 	})
+	read := v.read
+	v.read = func(d *decoder, n *yaml.Node, path string) {
+		if strings.ContainsAny(n.Value, "@") || strings.Contains(n.Value, "://") {
+			*into = ""
+			d.fault(n.Line, path, "a URL, perhaps with a password", accepted+"; username, password and tls are keys of their own")
+			return
+		}
+		read(d, n, path)
+	}
+	return v
 }
 
 // rateWindows are the windows that a rate may have.

@@ -15,7 +15,7 @@ type presence struct {
 // as many as connected sidecars.
 type streamsOf struct {
 	xds  int
-	logs bool
+	logs int // one per worker of the Envoy
 	// hadXDS is false for an Envoy that gets its configuration elsewhere: the
 	// end of its log streams alone says little.
 	hadXDS bool
@@ -40,7 +40,7 @@ func (p *presence) xdsBegan(node string) {
 	n.hadXDS = true
 }
 
-// xdsEnded and logsEnded report whether the sidecar is dead.
+// xdsEnded reports whether the sidecar is dead, as logsEnded does.
 func (p *presence) xdsEnded(node string) (dead bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,7 +52,7 @@ func (p *presence) xdsEnded(node string) (dead bool) {
 func (p *presence) logsBegan(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.of(node).logs = true
+	p.of(node).logs++
 }
 
 // anyLogs reports whether any sidecar's log comes here.
@@ -60,23 +60,26 @@ func (p *presence) anyLogs() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, n := range p.nodes {
-		if n.logs {
+		if n.logs > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-func (p *presence) logsEnded(node string) (dead bool) {
+// logsEnded is told of each log stream that ends; last is true when the sidecar
+// has no other. Began and ended are counted, since a new stream may begin before
+// the end of the old one is told.
+func (p *presence) logsEnded(node string) (last, dead bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.of(node)
-	n.logs = false
-	return p.settle(node, n)
+	n.logs = max(0, n.logs-1)
+	return n.logs == 0, p.settle(node, n)
 }
 
 func (p *presence) settle(node string, n *streamsOf) (dead bool) {
-	if n.xds > 0 || n.logs {
+	if n.xds > 0 || n.logs > 0 {
 		return false
 	}
 	delete(p.nodes, node)

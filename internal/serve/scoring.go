@@ -43,7 +43,7 @@ type scoring struct {
 	readings  []telemetry.Reading
 	endpoints map[fleet.EndpointKey]*tracker
 	scaling   map[string]*scaling   // by pool
-	states    []admission.PoolState // of the last tick, in the config's order
+	states    []admission.PoolState // of the last tick
 	ticks     uint64
 	bucketed  time.Time // when the last bucket began, on the grid of buckets
 }
@@ -237,12 +237,22 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 		verdicts = verdicts[inService:]
 	}
 	s.states = s.admit(now, s.poolViews(now, inputs.Pools))
+	byName := make(map[string]*admission.PoolState, len(s.states))
 	for i := range s.states {
-		for level := range s.states[i].Levels {
-			inputs.Pools[i].Backlogged[level] = s.states[i].Levels[level].Backlogged
+		byName[s.states[i].Name] = &s.states[i]
+	}
+	for i := range inputs.Pools {
+		// A pool that the gate has not learned of yet, or no more, has no state:
+		// it goes over to a new config a moment before the scoring does.
+		state := byName[inputs.Pools[i].Name]
+		if state == nil {
+			continue
+		}
+		for level := range state.Levels {
+			inputs.Pools[i].Backlogged[level] = state.Levels[level].Backlogged
 		}
 		if shown != nil {
-			showAdmission(&shown.Pools[i], &inputs.Pools[i], &s.states[i])
+			showAdmission(&shown.Pools[i], &inputs.Pools[i], state)
 		}
 	}
 	if shown != nil {

@@ -367,3 +367,27 @@ func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
 		}
 	}
 }
+
+// TestStatesAreFoundByPool: the gate goes over to a new config a moment before the
+// scoring does, so that what it returns may lack a pool.
+func TestStatesAreFoundByPool(t *testing.T) {
+	cfg := &fleet.Config{
+		Pools: []fleet.Pool{
+			{Name: "a", MaxInFlight: 8, Endpoints: []fleet.Endpoint{{Name: "a", Address: netip.MustParseAddrPort("10.0.0.1:1"), Capacity: 1}}},
+			{Name: "b", MaxInFlight: 8, Endpoints: []fleet.Endpoint{{Name: "b", Address: netip.MustParseAddrPort("10.0.0.1:2"), Capacity: 1}}}},
+		Routes: []fleet.Route{{Name: "chat", Split: fleet.Split{{Pool: "a", Weight: 1}, {Pool: "b", Weight: 1}}}},
+	}
+	s := testScoring(t, cfg)
+	s.admit = func(time.Time, []admission.PoolView) []admission.PoolState {
+		b := admission.PoolState{Name: "b", Limit: 77}
+		b.Levels[3].Backlogged = true
+		return []admission.PoolState{b}
+	}
+	inputs, shown := s.step(time.Now())
+	if inputs.Pools[0].Backlogged[3] || !inputs.Pools[1].Backlogged[3] {
+		t.Errorf("backlogged: a %v, b %v", inputs.Pools[0].Backlogged, inputs.Pools[1].Backlogged)
+	}
+	if shown.Pools[0].Limit == 77 || shown.Pools[1].Limit != 77 {
+		t.Errorf("limits shown: a %v, b %v", shown.Pools[0].Limit, shown.Pools[1].Limit)
+	}
+}

@@ -164,10 +164,9 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 		Log: s.log,
 	})
 	receiver := accesslog.New(accesslog.Options{
-		Sink:     s.outcome,
-		NodeGone: s.logsEnded,
-		Observe:  s.observeLog,
-		Log:      s.log,
+		Sink:    s.outcome,
+		Observe: s.observeLog,
+		Log:     s.log,
 	})
 	s.servers.accessLog = grpc.NewServer(append(accesslog.ServerOptions(), keepalives()...)...)
 	receiver.Register(s.servers.accessLog)
@@ -398,15 +397,20 @@ func (s *Server) nodeDead(node string) {
 
 func (s *Server) observeLog(e accesslog.Event) {
 	s.metrics.accessLog.add(e.Kind.String(), int64(max(e.N, 1)))
-	if e.Kind == accesslog.EventStreamBegan {
+	switch e.Kind {
+	case accesslog.EventStreamBegan:
 		s.present.logsBegan(e.Node)
+	case accesslog.EventStreamEnded:
+		s.logsEnded(e.Node)
 	}
 }
 
+// logsEnded is told of each log stream that ends.
 func (s *Server) logsEnded(node string) {
-	if s.present.logsEnded(node) {
+	switch last, dead := s.present.logsEnded(node); {
+	case dead:
 		s.nodeDead(node)
-	} else {
+	case last:
 		s.ledger.NodeGone(node)
 		s.gate.NodeGone(node)
 	}

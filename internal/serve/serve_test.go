@@ -564,7 +564,11 @@ func TestASidecarIsDeadOnlyWhenAllItsStreamsEnded(t *testing.T) {
 	p := newPresence()
 	p.xdsBegan("a")
 	p.logsBegan("a")
-	if p.logsEnded("a") {
+	p.logsBegan("a") // a second worker
+	if last, dead := p.logsEnded("a"); last || dead {
+		t.Error("gone with a log stream and its xDS stream up")
+	}
+	if last, dead := p.logsEnded("a"); !last || dead {
 		t.Error("dead with its xDS stream up")
 	}
 	p.logsBegan("a")
@@ -574,11 +578,15 @@ func TestASidecarIsDeadOnlyWhenAllItsStreamsEnded(t *testing.T) {
 			t.Error("dead with its logs up")
 		}
 	}
-	if !p.logsEnded("a") {
+	p.logsBegan("a") // a new stream, before the old one's end is told
+	if last, _ := p.logsEnded("a"); last || !p.anyLogs() {
+		t.Error("without logs while a stream is up")
+	}
+	if _, dead := p.logsEnded("a"); !dead || p.anyLogs() {
 		t.Error("alive without any stream")
 	}
 	p.logsBegan("static")
-	if p.logsEnded("static") {
+	if _, dead := p.logsEnded("static"); dead {
 		t.Error("an Envoy that is configured elsewhere is not judged by its logs")
 	}
 	if len(p.nodes) != 0 {
