@@ -2,14 +2,15 @@ package serve
 
 import (
 	"log/slog"
-	"sync/atomic"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/fleet"
-	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 // maxChangesLogged bounds the lines of one tick; a fleet that changes as a
@@ -59,38 +60,47 @@ func (s *Server) logChanges(before, after *admin.Fleet) {
 // refusalsEvery is how often refused requests are told of, at most.
 const refusalsEvery = 10 * time.Second
 
-// logRefusals says how many requests were refused, and why: for want of room, by
-// their callers' own limits, or for their size.
+// logRefusals says how many requests were refused, by the reasons that metrics
+// have too.
 func (s *Server) logRefusals(now time.Time) {
 	if now.Sub(s.refusedLog) < refusalsEvery {
 		return
 	}
-	var why []any
-	for _, r := range []struct {
-		name  string
-		count *atomic.Int64
-	}{{"no_room_in_pools", &s.refused.room}, {"client_limits", &s.refused.limits}, {"size", &s.refused.size}} {
-		if n := r.count.Swap(0); n > 0 {
-			why = append(why, r.name, n)
-		}
-	}
-	if len(why) > 0 {
+	if why := s.refused.take(); len(why) > 0 {
 		s.log.Warn("requests refused", append(why, "within", refusalsEvery)...)
 		s.refusedLog = now
 	}
 }
 
-// refusals counts refused requests since the last line about them.
-type refusals struct{ room, limits, size atomic.Int64 }
+// refusals counts refused requests since the last line about them, by admission's
+// reason, else the plan's.
+type refusals struct {
+	mu    sync.Mutex
+	byWhy map[string]int64
+}
 
 func (r *refusals) add(e *extproc.Event) {
-	switch {
-	case e.Reason == plan.ReasonOversize:
-		r.size.Add(1)
-	case e.Admission == admission.ReasonConcurrency, e.Admission == admission.ReasonRequests, e.Admission == admission.ReasonTokens,
-		e.Admission == admission.ReasonTooMany, e.Admission == admission.ReasonLimiterDown:
-		r.limits.Add(1)
-	default:
-		r.room.Add(1)
+	why := e.Reason.String()
+	if e.Admission != 0 && e.Admission != admission.ReasonAdmitted {
+		why = e.Admission.String()
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byWhy == nil {
+		r.byWhy = map[string]int64{}
+	}
+	r.byWhy[why]++
+}
+
+// take returns the counts as log attributes, in the order of their names, and
+// begins anew.
+func (r *refusals) take() []any {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []any
+	for _, why := range slices.Sorted(maps.Keys(r.byWhy)) {
+		out = append(out, why, r.byWhy[why])
+	}
+	clear(r.byWhy)
+	return out
 }
