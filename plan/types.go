@@ -206,7 +206,7 @@ type Action uint8
 const (
 	ActionSteer  Action = iota + 1 // name the endpoints
 	ActionLeave                    // let Envoy choose
-	ActionRefuse                   // answer 429, or 400 with ReasonOversize
+	ActionRefuse                   // answer 429, or 400 with ReasonOversize and ReasonUnread
 )
 
 // Reason says why; one enum for logs, metric labels, headers and records.
@@ -228,13 +228,14 @@ const (
 	ReasonZoneSpill                      // an endpoint of another zone: those of the sidecar's have no room
 	ReasonOversize                       // refused: the budget is above the model's limit; Decision.Fits is that
 	ReasonNoRoom                         // refused: no endpoint's KV cache has room now; Decision.Fits is what has
+	ReasonUnread                         // refused before a decision: nobody could read the body; see RouteInput.RefuseUnread
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
 	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity", "zone_spill",
-	"oversize", "no_room",
+	"oversize", "no_room", "unread",
 }
 
 func (r Reason) String() string {
