@@ -280,6 +280,7 @@ func (d *decoder) checkLimits(c *Config, routes map[string]int) {
 		}
 	}
 	d.checkClaims(c)
+	d.checkUnread(c)
 	for i, r := range c.Routes {
 		if l := c.LimitOf(r.Name); l != nil && l.Tokens.Amount > 0 && Tokens(l.Tokens.Amount) < r.DefaultMaxTokens {
 			d.faultAt(join(index("routes", i), "defaultMaxTokens"), fmt.Sprintf("%d, more than limit %q has in a window (%s): requests without max_tokens would all be refused", r.DefaultMaxTokens, l.Name, l.Tokens),
@@ -336,6 +337,52 @@ func clientIDFault(key ClientKey, id string) string {
 		if err != nil || a.Unmap().String() != id || a.Is6() && netip.PrefixFrom(a, 64).Masked().Addr() != a {
 			return "an IPv4 address, or the first address of an IPv6 /64, in its shortest form"
 		}
+	}
+	return ""
+}
+
+// checkUnread finds routes whose limits a body that Envoy does not read would walk
+// around: such a body names no model, so it takes the route of the same paths that
+// asks for none.
+func (d *decoder) checkUnread(c *Config) {
+	byName := map[string]int{}
+	for i := range c.Routes {
+		byName[c.Routes[i].Name] = i
+	}
+	told := map[string]bool{}
+	for i, g := range c.Groups {
+		for k, name := range g.Routes {
+			at, ok := byName[name]
+			if !ok || c.Routes[at].Match.Model == "" {
+				continue
+			}
+			strict := &c.Routes[at]
+			for _, other := range g.Routes[k+1:] {
+				o, ok := byName[other]
+				if !ok || c.Routes[o].Match.Model != "" || !strings.HasPrefix(strict.Match.Prefix, c.Routes[o].Match.Prefix) {
+					continue
+				}
+				if loose := &c.Routes[o]; loose.Unread != OversizeRefuse && !told[name] {
+					if what := d.looser(c, strict, loose); what != "" {
+						told[name] = true
+						d.faultAt(index(join(index("groups", i), "routes"), k), fmt.Sprintf("%q with %s, and %q takes the same paths without it: bodies that name no readable model go there", name, what, other),
+							fmt.Sprintf("the same on %q, or unread: refuse there", other))
+					}
+				}
+				break // the first such route takes them all
+			}
+		}
+	}
+}
+
+// looser says what a route asks for that another does not, "" if nothing.
+func (d *decoder) looser(c *Config, strict, loose *Route) string {
+	limit := c.LimitOf(strict.Name)
+	switch {
+	case limit != nil && limit != c.LimitOf(loose.Name):
+		return fmt.Sprintf("limit %q", limit.Name)
+	case strict.OnFailure == FailClosed && loose.OnFailure != FailClosed:
+		return "onFailure: closed"
 	}
 	return ""
 }
