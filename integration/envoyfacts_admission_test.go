@@ -475,7 +475,7 @@ pools:
 routes:
 - { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, pool: a, onFailure: closed }
 - { name: chat, match: { prefix: /v1/, model: m }, dialect: openai, pool: a, onFailure: closed }
-- { name: open, match: { prefix: /v1/ }, dialect: openai, pool: a }
+- { name: open, match: { prefix: /v1/ }, dialect: openai, pool: a, unread: refuse }
 `}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
 	check := func(t *testing.T) {
 		for path, dialect := range map[string]fleet.Dialect{"/v1/messages": fleet.DialectAnthropic, "/v1/chat/completions": fleet.DialectOpenAI} {
