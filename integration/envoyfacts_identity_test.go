@@ -182,7 +182,7 @@ pools:
 routes:
 - { name: token, match: { prefix: /v1/, model: m }, dialect: openai, pool: a }
 - { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, pool: a }
-- { name: plain, match: { prefix: /v1/ }, dialect: openai, pool: a }
+- { name: plain, match: { prefix: /v1/ }, dialect: openai, pool: a, unread: refuse }
 limits:
 - { name: claims, key: jwt, claim: sub, routes: [token, messages], requests: 60/min }
 - { name: certificates, key: mtls, routes: [plain], requests: 60/min }
