@@ -29,18 +29,20 @@ type Admission interface {
 // ask fills in what admission is asked.
 func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
 	*a = admission.Ask{
-		ID:      v.idString,
-		Route:   v.info.Name,
-		Pool:    v.plan.PoolName(v.decision.Arm),
-		Client:  r.client(v.info),
-		Level:   v.class.Level,
-		Class:   classOf(v.info, r),
-		Input:   v.class.Prompt,
-		Output:  times(v.budget, v.answers),
-		Timeout: r.pace.patience(),
-		Retry:   retries(r.pace.retries),
-		At:      at,
-		Seed:    v.id.Seed(),
+		ID:       v.idString,
+		Route:    v.info.Name,
+		Pool:     v.plan.PoolName(v.decision.Arm),
+		Client:   r.client(v.info),
+		Level:    v.class.Level,
+		Class:    classOf(v.info, r),
+		Input:    v.class.Prompt,
+		Output:   times(v.budget, v.answers),
+		Unread:   v.source.guessed(),
+		Unplaced: v.decision.Action == plan.ActionLeave,
+		Timeout:  r.pace.patience(),
+		Retry:    retries(r.pace.retries),
+		At:       at,
+		Seed:     v.id.Seed(),
 	}
 }
 

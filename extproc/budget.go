@@ -36,6 +36,10 @@ func (s BudgetSource) String() string {
 	return budgetSources[s]
 }
 
+// guessed reports whether there is a body that nobody could read: prompt and
+// budget are then what the route takes for them.
+func (s BudgetSource) guessed() bool { return s == BudgetUnreadable || s == BudgetUnread }
+
 // Declared is what one place, or several together, declare as output budget.
 // The zero Declared is nothing at all.
 type Declared struct {
@@ -109,7 +113,7 @@ func declaredOne(s []byte) Declared {
 type BudgetInput struct {
 	Header Declared
 	Body   Declared
-	// BodyError: Envoy could not parse the body.
+	// BodyError: there is a body and Envoy could not parse it.
 	BodyError bool
 	// BodyUnread: there is a body and Envoy did not look into it.
 	BodyUnread bool

@@ -54,6 +54,20 @@ func (v *verdict) refused() bool {
 	return v.decision.Action == plan.ActionRefuse || (v.admit.Reason != 0 && !v.admit.Admitted)
 }
 
+// hopeless reports whether the request is refused as it is, whenever it comes: no
+// wait helps, and nobody is asked for one.
+func (v *verdict) hopeless() bool {
+	return v.decision.Reason == plan.ReasonOversize || v.decision.Reason == plan.ReasonUnread
+}
+
+// unread reports whether the route refuses the request because nobody could read
+// its body. What a header declares does not change that, unless the route trusts
+// it: one token in a header beside a body of unknown content would be a way
+// around every limit.
+func (v *verdict) unread() bool {
+	return v.info.RefuseUnread && v.class.Generates && v.source.guessed()
+}
+
 // requestHeaders is the phase that matters: class, decide, reserve, admit,
 // answer.
 func (s *Service) requestHeaders(c *call, began time.Time) {
@@ -88,7 +102,11 @@ func (s *Service) decide(c *call, at time.Time) {
 		return
 	}
 	v.idString = string(v.idText)
-	s.place(v, at)
+	if v.unread() {
+		v.decision.Action, v.decision.Reason, v.decision.Arm = plan.ActionRefuse, plan.ReasonUnread, v.class.Arm
+	} else {
+		s.place(v, at)
+	}
 	if v.decision.Action != plan.ActionLeave {
 		v.strategy = v.class.Strategy
 	}
@@ -133,8 +151,8 @@ func (s *Service) reserve(v *verdict, at time.Time) bool {
 // for one that it refuses.
 func (s *Service) admit(c *call, at time.Time) {
 	v := &c.verdict
-	if v.decision.Reason == plan.ReasonOversize {
-		return // no wait helps
+	if v.hopeless() {
+		return
 	}
 	if s.o.Admission != nil {
 		s.ask(&c.ask, &c.req, v, at)
@@ -187,7 +205,7 @@ func (v *verdict) classify(r *request) bool {
 	in := BudgetInput{
 		Header:        r.header,
 		Body:          r.body,
-		BodyError:     r.bodyError,
+		BodyError:     r.bodyError && !r.endOfStream,
 		BodyUnread:    !r.peeked && !r.endOfStream,
 		TrustDeclared: v.info.TrustDeclared,
 		Default:       v.info.DefaultBudget,

@@ -73,21 +73,18 @@ func (w *wait) appendFields(b []byte) []byte {
 // refusalOf is how a verdict that refuses is told.
 func refusalOf(v *verdict) refusal {
 	r := refusal{v: v, limit: v.decision.Fits}
-	if v.decision.Reason != plan.ReasonOversize {
+	if !v.hopeless() {
 		r.wait = waitOf(v.admit.Refusal)
 	}
 	return r
 }
-
-// oversize reports whether the request can never be served as it is.
-func (r *refusal) oversize() bool { return r.v.decision.Reason == plan.ReasonOversize }
 
 // appendRefusal writes immediate_response: a 429, or a 400, in the caller's
 // dialect.
 func appendRefusal(b []byte, v *verdict, scratch []byte) []byte {
 	r := refusalOf(v)
 	status := uint64(statusTooManyRequests)
-	if r.oversize() {
+	if v.hopeless() {
 		status = statusBadRequest
 	}
 	b, immediate := open(b, 7) // ProcessingResponse.immediate_response
@@ -122,10 +119,12 @@ func (r *refusal) appendHeaders(b, scratch []byte) []byte {
 func (r *refusal) appendBody(b []byte) []byte {
 	anthropic := r.v.info.Dialect == fleet.DialectAnthropic
 	kind, param, code := "rate_limit_error", "null", "rate_limit_exceeded"
-	switch {
-	case r.oversize():
+	switch r.v.decision.Reason {
+	case plan.ReasonUnread:
+		kind, code = "invalid_request_error", "body_not_read"
+	case plan.ReasonOversize:
 		kind, param, code = "invalid_request_error", `"max_tokens"`, "max_tokens_too_large"
-	case r.v.decision.Reason == plan.ReasonNoRoom:
+	case plan.ReasonNoRoom:
 		param = `"max_tokens"`
 	}
 	if anthropic {
@@ -157,11 +156,11 @@ func (r *refusal) appendBody(b []byte) []byte {
 // back.
 func (r *refusal) appendMessage(b []byte) []byte {
 	v := r.v
-	if r.oversize() {
-		b = appendTokens(append(b, "This request asks for "...), v.class.Budget)
-		b = appendTokens(append(b, " output tokens and the model gives at most "...), r.limit)
-		b = appendTokens(append(b, ": set max_tokens to "...), r.limit)
-		return append(b, " or less."...)
+	switch v.decision.Reason {
+	case plan.ReasonUnread:
+		return r.appendUnread(b)
+	case plan.ReasonOversize:
+		return r.appendOversize(b)
 	}
 	s := &v.admit.Standing
 	switch v.admit.Reason {
@@ -202,6 +201,24 @@ func (r *refusal) appendMessage(b []byte) []byte {
 		}
 	}
 	return r.appendRetry(b)
+}
+
+// appendUnread says what a body must be like to be read.
+func (r *refusal) appendUnread(b []byte) []byte {
+	b = append(b, "The proxy could not read this request's body, and nothing enters here whose size is unknown. "+
+		"Accepted: a valid JSON body with content-type application/json, not compressed, with a content-length "+
+		"(no chunked transfer) of at most what the proxy reads, 999999 bytes unless it is configured otherwise"...)
+	if r.v.info.TrustDeclared {
+		b = append(b, "; or a max_tokens header with a whole number above 0"...)
+	}
+	return append(b, '.')
+}
+
+func (r *refusal) appendOversize(b []byte) []byte {
+	b = appendTokens(append(b, "This request asks for "...), r.v.class.Budget)
+	b = appendTokens(append(b, " output tokens and the model gives at most "...), r.limit)
+	b = appendTokens(append(b, ": set max_tokens to "...), r.limit)
+	return append(b, " or less."...)
 }
 
 // cost is what a limit on tokens would have reserved.
