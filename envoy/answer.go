@@ -7,6 +7,7 @@ import (
 	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -17,31 +18,43 @@ import (
 // headers that routes add. So ext_proc sees the retry fields and limits that a
 // server itself has sent, and what it adds is there when this filter looks for
 // what is missing, also when ext_proc is dead.
+//
+// The gateway's own headers are set here, after all of that prefix are gone, so
+// that no server speaks in the gateway's name.
 func answerHeaders() *headermutationv3.HeaderMutation {
-	return &headermutationv3.HeaderMutation{Mutations: mutations(
-		addHeader(wire.HeaderRetryAfter, overloadedWithout(wire.HeaderRetryAfterMs, defaultRetryAfter)),
-		addHeader(wire.HeaderRetryAfterMs, overloadedUnless(wire.HeaderRetryAfter, defaultRetryAfter, defaultRetryAfterMs)),
+	return &headermutationv3.HeaderMutation{Mutations: answers(
+		removePrefix(wire.ReservedPrefix),
+		set(setHeader(wire.HeaderDecision, metadataValue(wire.NamespaceLog, wire.KeyDecision))),
+		set(setHeader(wire.HeaderServedBy, servedBy)),
+		set(addHeader(wire.HeaderRetryAfter, overloadedWithout(wire.HeaderRetryAfterMs, defaultRetryAfter))),
+		set(addHeader(wire.HeaderRetryAfterMs, overloadedUnless(wire.HeaderRetryAfter, defaultRetryAfter, defaultRetryAfterMs))),
 	)}
 }
 
-// limitHeaders puts a client's standing on a route's answers, or is nil. What a
-// server says of its own limits gives way: it counts all of this gateway's
-// callers as one.
+// limitHeaders puts a client's standing on a route's answers. What a server says
+// of its own limits goes, also the fields that have no counterpart in a standing:
+// it counts all of this gateway's callers as one, and its numbers beside the
+// caller's own would contradict them.
 func limitHeaders(cfg *fleet.Config, r fleet.Route) *anypb.Any {
-	var set []*corev3.HeaderValueOption
-	if cfg.LimitOf(r.Name) != nil {
+	out := []*mutationv3.HeaderMutation{remove(wire.HeaderRecommendedConcurrency)}
+	told := func(name string) *mutationv3.HeaderMutation {
+		return set(setHeader(name, metadataValue(wire.NamespaceLimit, name)))
+	}
+	limited := cfg.LimitOf(r.Name) != nil
+	if limited {
+		out = append(out, removePrefix(rateLimitPrefix), remove(wire.HeaderRateLimit), remove(wire.HeaderRateLimitPolicy))
 		for _, name := range standingHeaders {
-			set = append(set, setHeader(name, metadataValue(wire.NamespaceLimit, name)))
+			out = append(out, told(name))
 		}
 	}
-	if set != nil || r.FairShare {
-		set = append(set, setHeader(wire.HeaderRecommendedConcurrency, metadataValue(wire.NamespaceLimit, wire.HeaderRecommendedConcurrency)))
+	if limited || r.FairShare {
+		out = append(out, told(wire.HeaderRecommendedConcurrency))
 	}
-	if set == nil {
-		return nil
-	}
-	return packed(&headermutationv3.HeaderMutationPerRoute{Mutations: mutations(set...)})
+	return packed(&headermutationv3.HeaderMutationPerRoute{Mutations: answers(out...)})
 }
+
+// rateLimitPrefix begins the names of the limit fields that servers send.
+const rateLimitPrefix = "x-ratelimit-"
 
 var standingHeaders = []string{
 	wire.HeaderRateLimitLimit, wire.HeaderRateLimitRemaining, wire.HeaderRateLimitReset,
@@ -49,15 +62,30 @@ var standingHeaders = []string{
 	wire.HeaderRateLimit, wire.HeaderRateLimitPolicy,
 }
 
-func mutations(headers ...*corev3.HeaderValueOption) *headermutationv3.Mutations {
-	m := &headermutationv3.Mutations{}
-	for _, h := range headers {
-		m.ResponseMutations = append(m.ResponseMutations, &mutationv3.HeaderMutation{
-			Action: &mutationv3.HeaderMutation_Append{Append: h},
-		})
-	}
-	return m
+func answers(changes ...*mutationv3.HeaderMutation) *headermutationv3.Mutations {
+	return &headermutationv3.Mutations{ResponseMutations: changes}
 }
+
+func set(h *corev3.HeaderValueOption) *mutationv3.HeaderMutation {
+	return &mutationv3.HeaderMutation{Action: &mutationv3.HeaderMutation_Append{Append: h}}
+}
+
+func remove(name string) *mutationv3.HeaderMutation {
+	return &mutationv3.HeaderMutation{Action: &mutationv3.HeaderMutation_Remove{Remove: name}}
+}
+
+// removePrefix takes out every header whose name begins so.
+func removePrefix(prefix string) *mutationv3.HeaderMutation {
+	return &mutationv3.HeaderMutation{Action: &mutationv3.HeaderMutation_RemoveOnMatch_{
+		RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{
+			KeyMatcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}},
+		},
+	}}
+}
+
+// servedBy names the pool whose server answered, and nothing on answers that
+// Envoy or ext_proc made up.
+var servedBy = cel("response.code_details == 'via_upstream' ? xds.cluster_name : ''")
 
 // overloaded holds for the answers of servers that others may come back from
 // later. Envoy's own answers, and ext_proc's, say by themselves what to do.

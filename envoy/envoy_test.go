@@ -412,6 +412,7 @@ func TestGeneratingPathAgreesWithFleet(t *testing.T) {
 	re := regexp.MustCompile("^(?:" + generatingPath() + ")$")
 	for path, want := range map[string]bool{
 		"/v1/chat/completions": true, "/v1/completions?x=/y": true, "/v1/messages": true, "/a/b/responses?": true,
+		"/v1/realtime?model=m": true, "/v1/realtime/sessions": false,
 		"/v1/models": false, "/v1/messages/count_tokens": false, "/v1/models?next=/messages": false, "": false,
 		"/messages/": true, "/v1/chat/completions//?x": true, "/v1/responses%0a": true, "/v1/messages%0A/%0a": true,
 		"/xcompletions": false, "/": false, "%0a": false, "/v1/completions/x": false, "/v1/messages/batches/": false,

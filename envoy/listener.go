@@ -20,7 +20,6 @@ import (
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
-	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	tracingv3 "github.com/envoyproxy/go-control-plane/envoy/type/tracing/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -195,15 +194,9 @@ func httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
 func earlyMutations() *earlyv3.HeaderMutation {
 	m := &earlyv3.HeaderMutation{}
 	for _, prefix := range ReservedPrefixes() {
-		m.Mutations = append(m.Mutations, &mutationv3.HeaderMutation{
-			Action: &mutationv3.HeaderMutation_RemoveOnMatch_{RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{
-				KeyMatcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}},
-			}},
-		})
+		m.Mutations = append(m.Mutations, removePrefix(prefix))
 	}
-	m.Mutations = append(m.Mutations, &mutationv3.HeaderMutation{
-		Action: &mutationv3.HeaderMutation_Append{Append: setHeader(wire.HeaderDraw, "%START_TIME(%6f)%")},
-	})
+	m.Mutations = append(m.Mutations, set(setHeader(wire.HeaderDraw, "%START_TIME(%6f)%")))
 	return m
 }
 

@@ -109,7 +109,8 @@ func selectors(keys ...string) []*jsonmetadatav3.JsonToMetadata_Selector {
 	return out
 }
 
-func contentLengthPattern(digits int) string { return fmt.Sprintf("[0-9]{1,%d}", digits) }
+// contentLengthPattern lets zeros lead, so that no body hides behind them.
+func contentLengthPattern(digits int) string { return fmt.Sprintf("0*[0-9]{1,%d}", digits) }
 
 // largestPeek is the largest body whose content-length has that many digits.
 func largestPeek(digits int) uint64 { return uint64(math.Pow10(digits)) - 1 }

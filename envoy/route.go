@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -77,10 +78,9 @@ func routeConfig(cfg *fleet.Config, group fleet.Group, rt Runtime) (*routev3.Rou
 			Routes:                     routes,
 			IncludeRequestAttemptCount: true,
 		}},
-		ResponseHeadersToRemove: []string{
-			wire.HeaderDecision, wire.HeaderServedBy, wire.HeaderExecutionGraph,
-		},
-		ResponseHeadersToAdd: responseHeaders(),
+		// Those of the reserved prefix are the answer filter's.
+		ResponseHeadersToRemove: []string{wire.HeaderExecutionGraph},
+		ResponseHeadersToAdd:    responseHeaders(),
 		// A route to a cluster that Envoy doesn't know is refused as a whole
 		// instead of answering 503.
 		ValidateClusters: wrapperspb.Bool(true),
@@ -146,6 +146,8 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 	}
 	// Only POST generates: a preflight, a HEAD and a GET of something stored are
 	// passed, and not counted.
+	// An upgraded connection is counted too: what goes through it may generate as
+	// well.
 	generates := build(r.Name, prefixMatch(r.Match.Prefix, headerMatches(":method", http.MethodPost), pathMatcher(generatingPath())), retryGenerating(chain))
 	other := build(r.Name+wire.RouteOther, prefixMatch(r.Match.Prefix), retryOther(chain))
 	if r.Match.Model != "" {
@@ -166,7 +168,7 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 	if r.ReadUser {
 		generates.TypedPerFilterConfig[filterUser] = readsUser(peekDigits)
 	}
-	out := []*routev3.Route{generates, other}
+	out := []*routev3.Route{generates, upgrading(generates, r.Match.Prefix), other}
 	if r.Match.Connect {
 		c := build(r.Name+wire.RouteConnect, connectMatch(), retryOther(chain))
 		c.GetRoute().UpgradeConfigs = []*routev3.RouteAction_UpgradeConfig{{UpgradeType: "CONNECT", Enabled: wrapperspb.Bool(true)}}
@@ -178,9 +180,7 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 // generate adds to an Envoy route what only requests that generate need: limits,
 // what becomes of them without ext_proc, and the tokens used.
 func generate(cfg *fleet.Config, r fleet.Route, out *routev3.Route) {
-	if a := limitHeaders(cfg, r); a != nil {
-		out.TypedPerFilterConfig[filterAnswer] = a
-	}
+	out.TypedPerFilterConfig[filterAnswer] = limitHeaders(cfg, r)
 	if a := processing(r); a != nil {
 		out.TypedPerFilterConfig[filterExtProc] = a
 	}
@@ -211,6 +211,16 @@ func processing(r fleet.Route) *anypb.Any {
 		return nil
 	}
 	return packed(&extprocfilterv3.ExtProcPerRoute{Override: &extprocfilterv3.ExtProcPerRoute_Overrides{Overrides: overrides}})
+}
+
+// upgrading is a generating route for requests that ask for another protocol
+// (WebSocket). Envoy has taken the upgrade header out of all others by now.
+func upgrading(generates *routev3.Route, prefix string) *routev3.Route {
+	out := cloneRoute(generates)
+	metadata := out.GetMatch().GetDynamicMetadata()
+	out.Match = prefixMatch(prefix, isThere("upgrade"), pathMatcher(generatingPath()))
+	out.Match.DynamicMetadata = metadata
+	return out
 }
 
 func disabled() *anypb.Any { return packed(&routev3.FilterConfig{Disabled: true}) }
@@ -356,6 +366,13 @@ func headerMatches(name, pattern string) *routev3.HeaderMatcher {
 	}
 }
 
+func isThere(name string) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{
+		Name:                 name,
+		HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},
+	}
+}
+
 func modelIs(model string) *matcherv3.MetadataMatcher {
 	return peeked(wire.KeyModel, &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{
 		StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: model}},
@@ -386,17 +403,11 @@ func responseHeaders() []*corev3.HeaderValueOption {
 	return []*corev3.HeaderValueOption{
 		setHeader(wire.HeaderRouteStrategy, fleet.StrategyLegacy.String()),
 		setHeader(wire.HeaderRouteStrategy, decided(wire.KeyStrategy)),
-		setHeader(wire.HeaderDecision, decided(wire.KeyDecision)),
 		setHeader(wire.HeaderExecutionGraph, decided(wire.KeyPlan)),
 		setHeader(wire.HeaderRequestID, requestIDOperator),
 		setHeader(wire.HeaderRequestID, decided(wire.KeyRequestID)),
-		setHeader(wire.HeaderServedBy, servedBy),
 	}
 }
-
-// servedBy names the pool whose server answered, and nothing on answers that
-// Envoy or ext_proc made up.
-var servedBy = cel("response.code_details == 'via_upstream' ? xds.cluster_name : ''")
 
 // refusals are the answers to requests that no configured route takes: first
 // those whose path belongs to routes that all ask for another model, longest
@@ -404,7 +415,7 @@ var servedBy = cel("response.code_details == 'via_upstream' ? xds.cluster_name :
 func refusals(built []*routev3.Route, configured []fleet.Route, peekDigits int) []*routev3.Route {
 	var out []*routev3.Route
 	for _, p := range modelPrefixes(configured) {
-		out = append(out, passBodiless(built, p.first))
+		out = append(out, passBodiless(built, p.first)...)
 		out = append(out, modelRefusals(p, peekDigits)...)
 	}
 	unknown := problem{
@@ -458,18 +469,21 @@ func modelPrefixes(routes []fleet.Route) []modelPrefix {
 }
 
 // passBodiless sends requests that carry no body and so can't name a model
-// (GET /v1/models, HEAD, OPTIONS, WebSocket handshakes) to the first route of
-// the prefix, under that route's own name.
-func passBodiless(built []*routev3.Route, first fleet.Route) *routev3.Route {
-	for _, b := range built {
-		if b.GetName() != first.Name+wire.RouteOther {
-			continue
-		}
-		out := cloneRoute(b)
-		out.Match = prefixMatch(first.Match.Prefix, headerMatches(":method", "GET|HEAD|OPTIONS"))
-		return out
-	}
-	return nil // routesOf builds one for every route
+// (WebSocket handshakes, GET /v1/models, HEAD, OPTIONS) to the first route of
+// the prefix, under that route's own name. Of upgrades those on generating paths
+// count.
+func passBodiless(built []*routev3.Route, first fleet.Route) []*routev3.Route {
+	// routesOf builds both for every route.
+	generates := slices.IndexFunc(built, named(first.Name))
+	other := slices.IndexFunc(built, named(first.Name+wire.RouteOther))
+	upgrade, rest := upgrading(built[generates], first.Match.Prefix), cloneRoute(built[other])
+	upgrade.Match.DynamicMetadata = nil
+	rest.Match = prefixMatch(first.Match.Prefix, headerMatches(":method", "GET|HEAD|OPTIONS"))
+	return []*routev3.Route{upgrade, rest}
+}
+
+func named(name string) func(*routev3.Route) bool {
+	return func(r *routev3.Route) bool { return r.GetName() == name }
 }
 
 // modelRefusals say why no route took a request: the model is unknown, or it

@@ -2,10 +2,11 @@ package fleet
 
 import "strings"
 
-// generatingPaths are the path endings that make a model generate tokens.
+// generatingPaths are the path endings that make a model generate tokens; the
+// last is that of OpenAI's Realtime API, which speaks over a WebSocket.
 // Requests to any other path (/v1/models, /v1/files, …) are passed: never
 // shed, and retried only where nothing was sent.
-var generatingPaths = []string{"/chat/completions", "/completions", "/messages", "/responses"}
+var generatingPaths = []string{"/chat/completions", "/completions", "/messages", "/responses", "/realtime"}
 
 // GeneratingPaths returns the path endings of [Generates].
 func GeneratingPaths() []string { return append([]string(nil), generatingPaths...) }
