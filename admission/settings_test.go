@@ -1,0 +1,210 @@
+package admission
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// crowded is a world whose pool of 100 is full: one client has 95 in flight, and
+// ten others were sent away, each for one request.
+func crowded(t *testing.T, cfg *fleet.Config) *world {
+	t.Helper()
+	w := newWorld(cfg, 100, nil)
+	for range 95 {
+		a := w.ask("hog")
+		if v := w.Admit(&a); !v.Admitted {
+			t.Fatalf("an idle pool refused: %+v", v)
+		}
+	}
+	for range 10 {
+		a := w.ask("other")
+		w.Refuse(&a, ReasonBusy)
+	}
+	w.tick(50 * time.Millisecond)
+	return w
+}
+
+func TestRoutesWithoutFairShareHoldNobodyToAShare(t *testing.T) {
+	fair := crowded(t, config())
+	a := fair.ask("hog")
+	if v := fair.Admit(&a); v.Reason != ReasonShare || v.Refusal.Concurrency != 90 {
+		t.Fatalf("%+v; want the hog held to the 90 that the others leave", v)
+	}
+	cfg := config()
+	cfg.Routes[0].FairShare = false
+	unfair := crowded(t, cfg)
+	a = unfair.ask("hog")
+	if v := unfair.Admit(&a); !v.Admitted || v.Concurrency != 0 {
+		t.Errorf("%+v; want it admitted, and no hint at a share", v)
+	}
+	b := unfair.ask("hog")
+	if r := unfair.Refuse(&b, ReasonBusy); r.Concurrency != 96 || r.InFlight != 96 {
+		t.Errorf("%+v; want it advised what it has in flight, 96", r)
+	}
+	// Levels have their budgets all the same.
+	for range 10 {
+		a := unfair.ask("hog")
+		if v := unfair.Admit(&a); !v.Admitted && v.Reason != ReasonLevel {
+			t.Errorf("%+v; want the level's budget to refuse", v)
+		}
+	}
+	if n := counted(t, unfair.Gate); n != 100 {
+		t.Errorf("%d in flight; want the level's 100", n)
+	}
+}
+
+func TestClientsNearTheirShareGetAHint(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.pool().share.Store(math.Float64bits(10.0 / interactiveWeight))
+	for n := 1; n <= 10; n++ {
+		want := 0
+		if n > 8 {
+			want = 10
+		}
+		a := w.ask("a")
+		if v := w.Admit(&a); !v.Admitted || v.Concurrency != want {
+			t.Errorf("with %d of a share of 10: %+v; want a hint of %d", n, v, want)
+		}
+	}
+}
+
+func TestAdviceStaysWithinTheLimitOnConcurrency(t *testing.T) {
+	w := newWorld(config(rated(3)), 100, nil)
+	w.pool().share.Store(math.Float64bits(20))
+	a := w.ask("a")
+	for _, why := range []Reason{ReasonBusy, ReasonNoRoom} {
+		if r := w.Refuse(&a, why); r.Concurrency != 3 {
+			t.Errorf("%v: %+v; want the limit's 3, not the share of 80", why, r)
+		}
+	}
+	if r := w.Advise(&a); r.Concurrency != 3 {
+		t.Errorf("%+v; want the limit's 3, not the share of 80", r)
+	}
+}
+
+func TestExceptionsInheritWhatTheyDoNotSay(t *testing.T) {
+	few, many := fleet.Rate{Amount: 7, Window: time.Second}, fleet.Rate{Amount: 1e6, Window: time.Hour}
+	limit := rated(3)
+	limit.Key = fleet.ClientKeyAddress
+	limit.Clients = []fleet.LimitClient{
+		{ID: "10.0.0.1", Weight: 2},
+		{ID: "10.0.0.2", Concurrency: 5},
+		{ID: "10.0.0.3", Requests: few},
+		{ID: "10.0.0.4", Tokens: many},
+		{ID: "10.0.0.5", Concurrency: 1, Requests: few, Tokens: many, Weight: 0.5},
+	}
+	for _, row := range []struct {
+		id          string
+		concurrency int
+		rates       Rates
+		weight      float64
+	}{
+		{"10.0.0.1", 3, Rates{limit.Requests, limit.Tokens}, 2},
+		{"10.0.0.2", 5, Rates{limit.Requests, limit.Tokens}, 1},
+		{"10.0.0.3", 3, Rates{few, limit.Tokens}, 1},
+		{"10.0.0.4", 3, Rates{limit.Requests, many}, 1},
+		{"10.0.0.5", 1, Rates{few, many}, 0.5},
+		{"10.0.0.6", 3, Rates{limit.Requests, limit.Tokens}, 1},
+	} {
+		limiter := &scripted{}
+		w := newWorld(config(limit), 100, limiter)
+		admitted := 0
+		for range 10 {
+			a := w.ask("")
+			a.Client = ClientOf(fleet.ClientKeyAddress, []byte(row.id))
+			if b := w.bid(&a); b.weight != row.weight*interactiveWeight {
+				t.Errorf("%s weighs %v; want %v", row.id, b.weight, row.weight*interactiveWeight)
+			}
+			if w.Admit(&a).Admitted {
+				admitted++
+			}
+		}
+		if admitted != row.concurrency || len(limiter.rates) != admitted || limiter.rates[0] != row.rates {
+			t.Errorf("%s: %d admitted of rates %+v; want %d of %+v", row.id, admitted, limiter.rates, row.concurrency, row.rates)
+		}
+	}
+}
+
+// TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens: of 1000 tokens a minute
+// a request of 300 is worth 18 seconds.
+func TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens(t *testing.T) {
+	left := Quota{Limit: 1000, Remaining: 10, Window: time.Minute, Reset: 5 * time.Second}
+	w := newWorld(config(rated(0)), 100, &scripted{answer: Reservation{Reason: ReasonTokens, Tokens: left}})
+	for i, from := range []time.Duration{18 * time.Second, 36 * time.Second, 54 * time.Second} {
+		a := w.ask("a")
+		v := w.Admit(&a)
+		if v.Reason != ReasonTokens || v.Standing.Tokens != left || !v.Refusal.ShouldRetry {
+			t.Fatalf("%+v", v)
+		}
+		if wait := v.Refusal.RetryAfter; wait < from || wait > from+left.Window/10 {
+			t.Errorf("refused request %d waits %v; want %v and up to %v", i, wait, from, left.Window/10)
+		}
+	}
+	a := w.ask("a")
+	if r := w.Admit(&a).Refusal; r.ShouldRetry || r.RetryAfter != retryMax {
+		t.Errorf("%+v; want not to retry, since its tokens come after %v", r, retryMax)
+	}
+}
+
+// TestNobodyIsToldToComeBeforeAnEndpointOpens: whoever is sent away, and for
+// whatever reason of the pool's.
+func TestNobodyIsToldToComeBeforeAnEndpointOpens(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	view := func(reopens time.Duration) {
+		w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 0, InFlight: int(w.pool().live.Load()), Reopens: reopens}})
+	}
+	opens := func(in time.Duration) {
+		t.Helper()
+		for i := range 30 { // some of them are outside the line
+			a := w.ask("a")
+			a.Retry = i % 3
+			for _, r := range []Refusal{w.Refuse(&a, ReasonBusy), w.Advise(&a)} {
+				if r.RetryAfter < in {
+					t.Errorf("request %d is told %v; want %v at the earliest", i, r.RetryAfter, in)
+				}
+			}
+		}
+	}
+	w.clock.advance(time.Hour)
+	view(10 * time.Second)
+	opens(10 * time.Second)
+	w.clock.advance(4 * time.Second) // no tick since
+	opens(6 * time.Second)
+	first := w.ask("new")
+	if r := w.Refuse(&first, ReasonNoRoom); !r.ShouldRetry {
+		t.Errorf("%+v; want a slot after the endpoint opens", r)
+	}
+	first.Timeout = 5 * time.Second
+	if r := w.Refuse(&first, ReasonBusy); r.ShouldRetry || r.RetryAfter < 6*time.Second {
+		t.Errorf("%+v; want a caller who waits 5 s not to retry", r)
+	}
+}
+
+func TestOpenPoolsLetCallersBackSoon(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, Reopens: 10 * time.Second}})
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100}})
+	a := w.ask("a")
+	if r := w.Refuse(&a, ReasonBusy); !r.ShouldRetry || r.RetryAfter > time.Second {
+		t.Errorf("%+v of a pool that is open again; want a short wait", r)
+	}
+}
+
+// TestClosedPoolOutlastsThePatienceForPlaces: a wait for a place may not be longer
+// than 30 s; one for an endpoint that said when it opens may be.
+func TestClosedPoolOutlastsThePatienceForPlaces(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, Reopens: 40 * time.Second}})
+	a := w.ask("a")
+	if r := w.Refuse(&a, ReasonBusy); !r.ShouldRetry || r.RetryAfter < 40*time.Second || r.RetryAfter > retryMax {
+		t.Errorf("%+v; want a slot 40 to 60 s ahead", r)
+	}
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, Reopens: retryMax + time.Second}})
+	b := w.ask("b")
+	if r := w.Refuse(&b, ReasonBusy); r.ShouldRetry || r.RetryAfter != retryMax {
+		t.Errorf("%+v; want not to retry within the longest wait there is", r)
+	}
+}
