@@ -33,6 +33,8 @@ type claim struct {
 	until         time.Duration
 	blindUntil    time.Duration // the end of its lease where nobody tells of requests
 	input, output fleet.Tokens
+	answers       fleet.Tokens // at least 1
+	unread        bool         // input and output stand for a body that nobody read
 	attempt       int
 	level         fleet.BurstLevel
 	class         fleet.RequestClass

@@ -38,7 +38,7 @@ type routeState struct {
 
 	withUsage, within, above, below    atomic.Uint64
 	input, cached, output, outReserved atomic.Uint64
-	// perToken holds the bits of the mean bytes of an answer per output token,
+	// bytesPerToken holds the bits of the mean bytes of an answer per output token,
 	// 0 before the first.
 	bytesPerToken atomic.Uint64
 }
@@ -47,15 +47,16 @@ func newRouteState(name string, limit float64) *routeState {
 	return &routeState{name: name, nowhere: newPool("", limit)}
 }
 
-// usage counts what a request took that told it.
-func (r *routeState) usage(k *claim, o *fleet.Outcome) {
+// usage counts what a request took that told it, beside the output reserved for
+// it.
+func (r *routeState) usage(k *claim, reserved fleet.Tokens, o *fleet.Outcome) {
 	u := &o.Usage
 	r.withUsage.Add(1)
 	r.input.Add(uint64(max(0, u.Input)))
 	r.cached.Add(uint64(max(0, u.Cached)))
 	r.output.Add(uint64(max(0, u.Output)))
-	r.outReserved.Add(uint64(k.output))
-	switch took := fleet.LevelOf(u.Output); {
+	r.outReserved.Add(uint64(reserved))
+	switch took := fleet.LevelOf(u.Output / k.answers); {
 	case took == k.level:
 		r.within.Add(1)
 	case took > k.level:
@@ -72,10 +73,13 @@ func (r *routeState) usage(k *claim, o *fleet.Outcome) {
 	}
 }
 
+// ratio is the mean bytes of an answer per output token, 0 before the first.
+func (r *routeState) ratio() float64 { return math.Float64frombits(r.bytesPerToken.Load()) }
+
 // generated estimates the output of a stream that broke off without telling it,
 // from its length; the reservation where no answer of the route ever told.
 func (r *routeState) generated(bytes int64, reserved fleet.Tokens) fleet.Tokens {
-	ratio := math.Float64frombits(r.bytesPerToken.Load())
+	ratio := r.ratio()
 	if ratio == 0 {
 		return reserved
 	}
@@ -109,8 +113,8 @@ type RouteCounters struct {
 	// WithUsage counts admitted requests whose answers told their usage; the sums
 	// below are of these.
 	WithUsage uint64
-	// Within counts those whose output was of the burst level they were classed
-	// in, Above and Below those of a larger and a smaller one.
+	// Within counts those whose output, per answer, was of the burst level they
+	// were classed in, Above and Below those of a larger and a smaller one.
 	Within, Above, Below  uint64
 	Input, Cached, Output uint64
 	OutputReserved        uint64

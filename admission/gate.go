@@ -240,6 +240,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 		k := claim{
 			id: b.ask.ID, key: b.ask.Client, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
 			until: until, blindUntil: blindUntil, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
+			answers: fleet.Tokens(max(1, b.ask.Answers)), unread: b.ask.Unread,
 			level: b.ask.Level, class: b.class,
 		}
 		older, ok := g.claims.add(&k)
@@ -338,18 +339,38 @@ func (g *Gate) Apply(o fleet.Outcome) {
 
 // account takes in what a request took.
 func (g *Gate) account(k *claim, o *fleet.Outcome) {
-	l := &k.pool.levels[k.level]
+	l, reserved := &k.pool.levels[k.level], k.output
+	if k.unread {
+		k.measure(o)
+	}
 	switch used := &o.Usage; {
 	case used.Known:
 		g.settle(k.ticket, k.charged(o))
 		l.tokens(used.Input, used.Output)
-		k.route.usage(k, o)
+		k.route.usage(k, reserved, o)
 	case failed(o):
 		g.settle(k.ticket, 0)
+	case k.unread:
+		g.settle(k.ticket, k.input+k.output)
+		l.tokens(k.input, k.output)
 	case o.Cause == fleet.CauseOK:
 		l.tokens(k.input, k.output) // the reservation stands
 	default:
 		g.settle(k.ticket, k.input+k.route.generated(o.ResponseBytes, k.output))
+	}
+}
+
+// bytesPerToken stands for the length of a token of a prompt: about four
+// characters of English text (OpenAI's tokenizer page).
+const bytesPerToken = 4
+
+// measure estimates by its length, now that it is known, what a request took
+// whose body nobody read: never less than was reserved for it, so that a body that
+// cannot be read is no way around a limit.
+func (k *claim) measure(o *fleet.Outcome) {
+	k.input = max(k.input, fleet.Tokens(o.RequestBytes/bytesPerToken))
+	if ratio := k.route.ratio(); ratio > 0 {
+		k.output = max(k.output, fleet.Tokens(float64(max(0, o.ResponseBytes))/ratio))
 	}
 }
 
@@ -404,8 +425,8 @@ func (c *client) enter(b *bid, early bool) (why Reason, hint int) {
 	if b.fair && int64(a.live) >= atLeastOne(share) && b.pool.full() {
 		return ReasonShare, 0
 	}
-	if !b.pool.enter(b.ask.Level) {
-		return ReasonLevel, 0
+	if why := b.pool.enter(b.ask.Level, b.ask.Unplaced); why != ReasonAdmitted {
+		return why, 0
 	}
 	c.live++
 	a.live++

@@ -135,3 +135,46 @@ func TestGateHoldsClientsToTheirSharesWhileThePoolIsFull(t *testing.T) {
 		t.Fatalf("the newcomer got %+v; want to enter", v)
 	}
 }
+
+// TestUnplacedRequestsEnterWhileThereIsAPlace sends 200 at once, of as many
+// clients, to 50 places, of which others have some.
+func TestUnplacedRequestsEnterWhileThereIsAPlace(t *testing.T) {
+	for _, others := range []int{0, 20} {
+		w := newWorld(config(), 1000, nil)
+		view := []PoolView{{Name: "p", Limit: 1000, InFlight: others, Places: 50}}
+		w.Step(w.clock.now(), view)
+		asks := make([]Ask, 200)
+		for i := range asks {
+			asks[i] = w.ask(fmt.Sprint(i))
+			asks[i].Unplaced = true
+		}
+		var admitted atomic.Int64
+		var all sync.WaitGroup
+		for i := range asks {
+			all.Go(func() {
+				switch v := w.Admit(&asks[i]); {
+				case v.Admitted:
+					admitted.Add(1)
+				case v.Reason != ReasonBusy || v.Refusal.RetryAfter < retryFloor || !v.Refusal.ShouldRetry:
+					t.Errorf("refused with %+v", v)
+				}
+			})
+		}
+		all.Wait()
+		if got, want := int(admitted.Load()), 50-others; got != want {
+			t.Fatalf("%d of 200 admitted beside %d others; want %d", got, others, want)
+		}
+		placed := w.ask("placed")
+		if v := w.Admit(&placed); !v.Admitted {
+			t.Errorf("a request that has its place: %+v", v)
+		}
+		w.Cancel(placed.ID)
+		view[0].Places = 0 // an endpoint has no limit
+		w.Step(w.clock.now(), view)
+		late := w.ask("late")
+		late.Unplaced = true
+		if v := w.Admit(&late); !v.Admitted {
+			t.Errorf("without a limit: %+v", v)
+		}
+	}
+}

@@ -32,6 +32,8 @@ type pool struct {
 	share atomic.Uint64
 	// limit in whole requests.
 	whole atomic.Int64
+	// places is PoolView.Places.
+	places atomic.Int64
 	// reopens is when an endpoint wants requests again, in the gate's time; in the
 	// past where any does.
 	reopens atomic.Int64
@@ -73,15 +75,37 @@ func (p *pool) waterLevel() float64 { return math.Float64frombits(p.share.Load()
 func (p *pool) shareOf(weight float64) float64 { return p.waterLevel() * weight }
 
 // enter counts a request of a level, unless the pool is full and the level has
-// its budget.
-func (p *pool) enter(of fleet.BurstLevel) bool {
+// its budget, or the request is unplaced and there is no place.
+func (p *pool) enter(of fleet.BurstLevel, unplaced bool) Reason {
 	l := &p.levels[of]
 	if n := l.live.Add(1); n > l.budget.Load() && p.full() {
 		l.live.Add(-1)
-		return false
+		return ReasonLevel
+	}
+	if places := p.places.Load(); unplaced && places > 0 {
+		if !p.take(places) {
+			l.live.Add(-1)
+			return ReasonBusy
+		}
+		return ReasonAdmitted
 	}
 	p.live.Add(1)
-	return true
+	return ReasonAdmitted
+}
+
+// take counts a request while there is a place for it. It compares and swaps: of
+// requests that were added and taken back, others would see places taken that
+// are free.
+func (p *pool) take(places int64) bool {
+	for {
+		n := p.live.Load()
+		if n+p.foreign.Load() >= places {
+			return false
+		}
+		if p.live.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
 }
 
 // enterAgain counts a request in flight that was not counted for a while.
@@ -140,6 +164,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.others.Store(p.queueing)
 	if view != nil {
 		p.slew(view.Limit, dt)
+		p.places.Store(int64(view.Places))
 		p.reopens.Store(int64(now + view.Reopens))
 		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))
 		p.whole.Store(atLeastOne(p.limit))

@@ -5,6 +5,10 @@ import (
 	"time"
 )
 
+// limiterWait is the shortest wait where no limiter counts; the longest is twice
+// as long, within which package ratelimit finds one that answers again.
+const limiterWait = time.Second
+
 // refuse finds what a refused client is told. The client is locked.
 func (c *client) refuse(b *bid, why Reason, early bool, st Standing) Refusal {
 	a := c.account(b.pool, b.class)
@@ -22,6 +26,9 @@ func (c *client) refuse(b *bid, why Reason, early bool, st Standing) Refusal {
 		c.nextWindow(&r, b, st.Requests, 1)
 	case ReasonTokens:
 		c.nextWindow(&r, b, st.Tokens, int64(b.cost))
+	case ReasonLimiterDown:
+		r.ShouldRetry = true
+		r.RetryAfter = whole(limiterWait + spread(b.ask.Seed, limiterWait))
 	case ReasonTooMany:
 		r.RetryAfter = whole(max(st.Tokens.Reset, time.Second))
 	default:

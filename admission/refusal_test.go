@@ -230,3 +230,53 @@ func sha(value string) string {
 	sum := sha256.Sum256([]byte(value))
 	return hex.EncodeToString(sum[:])
 }
+
+// down is a limiter that does not answer.
+type down struct{}
+
+func (down) Reserve(admission.LimitKey, admission.Rates, fleet.Tokens, time.Time) admission.Reservation {
+	return admission.Reservation{Reason: admission.ReasonLimiterDown}
+}
+func (down) Settle(admission.Ticket, fleet.Tokens) {}
+
+func TestRefusedWithoutALimiterWaitASecondAtLeast(t *testing.T) {
+	g := admission.New(admission.Options{
+		Limiter: down{}, Now: func() time.Time { return noon },
+		Config: &fleet.Config{
+			Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 100, Endpoints: make([]fleet.Endpoint, 1)}},
+			Routes: []fleet.Route{{Name: "r"}},
+			Limits: []fleet.Limit{{Name: "l", Key: fleet.ClientKeyAuthorization, Requests: fleet.Rate{Amount: 9, Window: time.Minute}}},
+		},
+	})
+	told := map[time.Duration]bool{}
+	for n := range 100 {
+		v := g.Admit(ask(n, noon))
+		r := v.Refusal
+		if v.Reason != admission.ReasonLimiterDown || !r.ShouldRetry || r.RetryAfter < time.Second || r.RetryAfter > 2*time.Second {
+			t.Fatalf("%+v; want 1 s … 2 s and a retry", v)
+		}
+		told[r.RetryAfter] = true
+	}
+	if len(told) < 80 {
+		t.Errorf("%d different waits of 100; want them spread", len(told))
+	}
+	if n := g.Counters(); n.Claims != 0 {
+		t.Errorf("%d claims of refused requests", n.Claims)
+	}
+}
+
+// TestSeveralAnswersAreJudgedEachByItself: four answers of 200 tokens, of a
+// request that was classed by a budget of 200 for each.
+func TestSeveralAnswersAreJudgedEachByItself(t *testing.T) {
+	g, now := limited(fleet.Limit{Concurrency: 100})
+	a := ask(1, *now)
+	a.Output, a.Answers = 800, 4
+	g.Admit(a)
+	g.Apply(fleet.Outcome{
+		Kind: fleet.RequestEnded, ID: a.ID, At: *now, Code: 200, Cause: fleet.CauseOK,
+		Usage: fleet.Usage{Known: true, Input: 100, Output: 800},
+	})
+	if n := g.Counters().Routes[0]; n.Within != 1 || n.Above != 0 || n.Output != 800 {
+		t.Errorf("%+v; want it within its level", n)
+	}
+}

@@ -56,3 +56,44 @@ func TestReservationsAreSettledByWhatIsKnown(t *testing.T) {
 		}
 	}
 }
+
+// TestUnreadRequestsAreSettledByTheirLength: where nobody read the body, 100 and
+// 200 tokens stand for it.
+func TestUnreadRequestsAreSettledByTheirLength(t *testing.T) {
+	for _, row := range []struct {
+		name       string
+		learned    bool // 5 bytes a token of output
+		code       int
+		cause      fleet.Cause
+		sent, came int64
+		usage      fleet.Usage
+		want       fleet.Tokens
+	}{
+		{"long prompt", true, 200, fleet.CauseOK, 40_000, 500, fleet.Usage{}, 10_000 + 200},
+		{"long answer", true, 200, fleet.CauseOK, 40, 50_000, fleet.Usage{}, 100 + 10_000},
+		{"long answer, nothing learned", false, 200, fleet.CauseOK, 40, 50_000, fleet.Usage{}, 100 + 200},
+		{"short both", true, 200, fleet.CauseOK, 4, 5, fleet.Usage{}, 300},
+		{"broken off", true, 200, fleet.CauseClientGone, 40_000, 5000, fleet.Usage{}, 10_000 + 1000},
+		{"told", true, 200, fleet.CauseOK, 40_000, 500, fleet.Usage{Known: true, Input: 9000, Output: 80}, 9080},
+		{"told its output alone", true, 200, fleet.CauseClientGone, 40_000, 500, fleet.Usage{Known: true, Output: 80}, 10_080},
+		{"an error", true, 400, fleet.CauseOK, 40_000, 50, fleet.Usage{}, 0},
+	} {
+		l := &ledgerLimiter{}
+		w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Tokens: fleet.Rate{Amount: 1e6, Window: time.Minute}}), 100, l)
+		if row.learned {
+			first := w.ask("c")
+			w.Admit(&first)
+			w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: first.ID, Code: 200, Cause: fleet.CauseOK, ResponseBytes: 500,
+				Usage: fleet.Usage{Known: true, Input: 10, Output: 100}, At: w.clock.now()})
+		}
+		l.settled = nil
+		a := w.ask("c")
+		a.Unread = true
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: row.code, Cause: row.cause,
+			RequestBytes: row.sent, ResponseBytes: row.came, Usage: row.usage, At: w.clock.now()})
+		if len(l.settled) != 1 || l.settled[0] != row.want {
+			t.Errorf("%s: settled %v; want %v", row.name, l.settled, row.want)
+		}
+	}
+}

@@ -66,6 +66,8 @@ type Ask struct {
 	// Unread: the prompt and the budget are not the request's own but what stands
 	// for them, since nobody could read its body. It is settled by its length.
 	Unread bool
+	// Answers is how many answers Output is for together; 0 stands for 1.
+	Answers int
 	// Unplaced: no place at an endpoint is reserved for it (Envoy chooses); then
 	// the pool's places bound how many enter.
 	Unplaced bool
