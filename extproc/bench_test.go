@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"bytes"
 	"testing"
 	"time"
 
@@ -71,21 +72,25 @@ func TestFullDecisionAllocatesLittle(t *testing.T) {
 		name  string
 		gate  Admission
 		claim bool
+		spelt string // the authorization's scheme
 		most  float64
 	}{
 		// The id's string for the ledger, grpc's slice and buffer around the answer.
-		{"no admission", nil, false, 4},
-		{"admission", quiet{}, false, 5},
-		{"limit and hint", &steady{verdict: limited}, false, 5},
-		{"refusal", &steady{verdict: admission.Verdict{Reason: admission.ReasonTokens, Standing: standing}}, false, 5},
-		{"claim of a token", quiet{}, true, 5},
+		{"no admission", nil, false, "Bearer", 4},
+		{"admission", quiet{}, false, "Bearer", 5},
+		{"another spelling", quiet{}, false, "BEARER", 5},
+		{"limit and hint", &steady{verdict: limited}, false, "Bearer", 5},
+		{"refusal", &steady{verdict: admission.Verdict{Reason: admission.ReasonTokens, Standing: standing}}, false, "Bearer", 5},
+		{"claim of a token", quiet{}, true, "Bearer", 5},
 	} {
 		w, st := benchWorld(t), newOnce(t)
+		typical := bytes.Replace(typicalMessage(t), []byte("Bearer"), []byte(row.spelt), 1)
+		st.in = mem.BufferSlice{mem.SliceBuffer(typical)}
 		w.o.Admission = row.gate
 		if row.claim {
 			w.plan.RouteInfo(0).ClientKey, w.plan.RouteInfo(0).Claim = fleet.ClientKeyJWT, "sub"
 			m := &extprocv3.ProcessingRequest{}
-			_ = protobuf.Unmarshal(typicalMessage(t), m)
+			_ = protobuf.Unmarshal(typical, m)
 			m.MetadataContext.FilterMetadata[wire.NamespaceJWT] = mustStruct(map[string]any{wire.KeyClaims: map[string]any{"sub": 1e9}})
 			st.in = mem.BufferSlice{mem.SliceBuffer(marshal(t, m))}
 		}
