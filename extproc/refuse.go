@@ -180,16 +180,18 @@ func (r *refusal) appendMessage(b []byte) []byte {
 		b = appendPeriod(append(b, " requests per "...), s.Requests.Window)
 		b = appendReset(append(b, " is used up"...), s.Requests.Reset)
 	case admission.ReasonTokens:
-		b = appendTokens(append(b, "This request may take "...), r.cost())
-		b = appendInt(append(b, " tokens and you have "...), max(s.Tokens.Remaining, 0))
+		b = appendInt(append(r.appendCost(b), " tokens and you have "...), max(s.Tokens.Remaining, 0))
 		b = appendInt(append(b, " left of "...), s.Tokens.Limit)
 		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
 		b = appendReset(b, s.Tokens.Reset)
 	case admission.ReasonTooMany:
-		b = appendTokens(append(b, "This request may take "...), r.cost())
-		b = appendInt(append(b, " tokens, more than your whole limit of "...), s.Tokens.Limit)
+		b = appendInt(append(r.appendCost(b), " tokens, more than your whole limit of "...), s.Tokens.Limit)
 		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
-		b = append(b, ": lower max_tokens or shorten the prompt."...)
+		if v.answers > 1 {
+			b = append(b, ": lower n or max_tokens, or shorten the prompt."...)
+		} else {
+			b = append(b, ": lower max_tokens or shorten the prompt."...)
+		}
 	case admission.ReasonLimiterDown:
 		b = append(b, "Rate limits can't be counted at the moment, and nothing is admitted meanwhile."...)
 	default:
@@ -206,7 +208,7 @@ func (r *refusal) appendMessage(b []byte) []byte {
 // appendUnread says what a body must be like to be read.
 func (r *refusal) appendUnread(b []byte) []byte {
 	b = append(b, "The proxy could not read this request's body, and nothing enters here whose size is unknown. "+
-		"Accepted: a valid JSON body with content-type application/json, not compressed, with a content-length "+
+		"Accepted: a valid JSON body (whole numbers below 2^63) with content-type application/json, not compressed, with a content-length "+
 		"(no chunked transfer) of at most what the proxy reads, 999999 bytes unless it is configured otherwise"...)
 	if r.v.info.TrustDeclared {
 		b = append(b, "; or a max_tokens header with a whole number above 0"...)
@@ -215,10 +217,20 @@ func (r *refusal) appendUnread(b []byte) []byte {
 }
 
 func (r *refusal) appendOversize(b []byte) []byte {
-	b = appendTokens(append(b, "This request asks for "...), r.v.class.Budget)
+	b = appendAmount(append(b, "This request asks for "...), r.v.class.Budget)
 	b = appendTokens(append(b, " output tokens and the model gives at most "...), r.limit)
 	b = appendTokens(append(b, ": set max_tokens to "...), r.limit)
 	return append(b, " or less."...)
+}
+
+// appendCost says how much of a limit on tokens the request would take, and for
+// how many answers, if for more than one.
+func (r *refusal) appendCost(b []byte) []byte {
+	b = append(b, "This request"...)
+	if n := r.v.answers; n > 1 {
+		b = append(appendAmount(append(b, " for "...), n), " answers (n)"...)
+	}
+	return appendAmount(append(b, " may take "...), r.cost())
 }
 
 // cost is what a limit on tokens would have reserved.
@@ -227,7 +239,7 @@ func (r *refusal) cost() fleet.Tokens {
 }
 
 func (r *refusal) appendNoRoom(b []byte) []byte {
-	b = appendTokens(append(b, "No model server has room now for a request of "...), r.v.class.Budget)
+	b = appendAmount(append(b, "No model server has room now for a request of "...), r.v.class.Budget)
 	b = append(b, " output tokens."...)
 	if r.limit > 0 {
 		b = appendTokens(append(b, " There is room for a max_tokens of "...), r.limit)
@@ -291,5 +303,14 @@ func plural(n uint64, word string) string {
 func appendUint(b []byte, n uint64) []byte { return strconv.AppendUint(b, n, 10) }
 
 func appendInt(b []byte, n int64) []byte { return strconv.AppendInt(b, n, 10) }
+
+// appendAmount is appendTokens for what a caller asked for: where that was cut off
+// at MaxBudget, a number that nobody sent, it says what it surely exceeds.
+func appendAmount(b []byte, n fleet.Tokens) []byte {
+	if n >= MaxBudget {
+		return append(b, "more than 2000000000"...)
+	}
+	return appendTokens(b, n)
+}
 
 func appendTokens(b []byte, n fleet.Tokens) []byte { return strconv.AppendInt(b, int64(n), 10) }
