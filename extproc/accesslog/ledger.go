@@ -459,19 +459,31 @@ func named(e fleet.EndpointKey) bool { return e.Address.IsValid() }
 // keyOf tells decision ids, which are unique everywhere, from request ids,
 // which clients may repeat and which only count within the Envoy they came to.
 func keyOf(id, node string) requestKey {
-	if isDecisionID(id) {
+	if Decided(id) {
 		return requestKey{id: id}
 	}
 	return requestKey{node: node, id: id}
 }
 
-// isDecisionID reports whether id has the shape 1718924567123-007-0001.
-func isDecisionID(id string) bool {
-	if len(id) != 22 || id[13] != '-' || id[17] != '-' {
+// Milliseconds since 1970 have 12 digits from March 1973 on and 15 at the end of
+// the year 9999; fewer would be telephone numbers too.
+const (
+	leastMillis = len("100000000000")
+	mostMillis  = len("253402300799999")
+)
+
+// Decided reports whether an outcome's id has the shape of a decision id,
+// 1718924567123-007-0001: whether ext_proc answered for the request. For the others
+// nobody reserved or admitted anything; their id is Envoy's own request id, or ""
+// where the log told none. (Where ext_proc is away and the proxy keeps its
+// callers' request ids, a caller can choose one of that shape.)
+func Decided(id string) bool {
+	at := len(id) - len("-007-0001")
+	if at < leastMillis || at > mostMillis || id[at] != '-' || id[at+4] != '-' {
 		return false
 	}
 	for i := range len(id) {
-		if i != 13 && i != 17 && (id[i] < '0' || id[i] > '9') {
+		if i != at && i != at+4 && (id[i] < '0' || id[i] > '9') {
 			return false
 		}
 	}
