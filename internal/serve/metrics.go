@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/admission/ratelimit"
 	"github.com/fairlead-proxy/fairlead/extproc"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
@@ -109,6 +110,9 @@ func (m *metrics) outcome(o fleet.Outcome) {
 		}
 	case fleet.RequestEnded:
 		m.ended.add(endKey{codeClass(o.Code), o.Cause.String()}, 1)
+		if o.Endpoint.Address.IsValid() && !accesslog.Decided(o.ID) {
+			m.undecided.Add(1)
+		}
 	}
 }
 
@@ -172,6 +176,8 @@ type metrics struct {
 	ended     *labels[endKey]
 	// anomalies counts requests that something was wrong with; they go on.
 	anomalies *labels[string]
+	// undecided counts requests that passed without ext_proc.
+	undecided atomic.Int64
 }
 
 // newMetrics builds the instruments; view gives the state that gauges show,
@@ -263,6 +269,9 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 			m.ended.each(func(k endKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("code", k.code), attribute.String("cause", k.cause)))
 			})
+		}},
+		{"fairlead.requests.undecided", "Requests that reached a server without a decision: ext_proc was dead, or later than its message timeout of 200 ms. They were neither steered nor limited.", func(o metric.Int64Observer) {
+			o.Observe(m.undecided.Load())
 		}},
 		{"fairlead.budgets", "Requests by where their output budget came from.", single(m.budgets, "source")},
 		{"fairlead.admission.requests", "Generating requests by why they entered or were refused.", func(o metric.Int64Observer) {

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -39,5 +40,25 @@ func TestBytesPerTokenAreLearnedFromUsage(t *testing.T) {
 	r.reconfigure(&fleet.Config{})
 	if got := r.of("chat"); got != 0 {
 		t.Errorf("%v for a route that is gone", got)
+	}
+}
+
+func TestRequestsWithoutADecisionAreCounted(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const own, foreign = "1718924567123-007-0001", "7a1e3f0c-8a55-9c3e-8a55-7a1e3f0c8a55"
+	server := fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}
+	for _, o := range []fleet.Outcome{
+		{Kind: fleet.RequestEnded, ID: own, Code: 200, Endpoint: server},
+		{Kind: fleet.RequestEnded, ID: foreign, Code: 200, Endpoint: server},
+		{Kind: fleet.RequestEnded, ID: foreign, Code: 400}, // Envoy's own answer
+		{Kind: fleet.AttemptEnded, ID: foreign, Code: 200, Endpoint: server},
+	} {
+		s.outcome(o)
+	}
+	if n := s.metrics.undecided.Load(); n != 1 {
+		t.Errorf("%d undecided, want 1", n)
 	}
 }
