@@ -14,7 +14,8 @@
 // that was picked (Ledger.Reserve is exact, the counts that the plan compares may
 // be a moment old; where the place is taken, decide again with the next seed),
 // ask admission, answer. A place is given back when admission refuses. Other
-// requests are steered and counted, never refused.
+// requests are steered and counted, never refused. Where a route refuses bodies
+// that nobody could read, that comes before all of it.
 //
 // Invariants:
 //   - a stream's handler never ends without an error before it has answered the
@@ -28,6 +29,10 @@
 //     sidecar that lacks the group goes on along its own chain, one that lacks
 //     the cluster would answer 503.
 //   - an immediate response always has its status set; unset means 200.
+//   - a header never stands for a body that nobody read, unless its route trusts
+//     the header: the route's default counts if it is larger, and admission is told
+//     that it is a guess.
+//   - a client is not a new one by spelling its credential anew.
 //   - what is reserved or admitted and not answered is given back.
 //   - a wait that a client is told is 1 ms … 60 s, and no date.
 //   - while a stream waits for an answer's headers, nothing of it holds a buffer

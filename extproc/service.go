@@ -74,8 +74,8 @@ type Event struct {
 	Reason plan.Reason
 	Action plan.Action
 	// Admission says why a generating request entered or was refused; 0 where
-	// admission was not asked. Of a request that is larger than its model allows
-	// only Reason tells.
+	// admission was not asked. Of a request that is larger than its model allows,
+	// or whose body nobody could read, only Reason tells.
 	Admission admission.Reason
 	// Limit is the name of the client's limit, "" if none counts; LimitLocal is
 	// true while a replica counts its own part of it.
