@@ -5,10 +5,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"math"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -111,14 +114,58 @@ func TestLoadTellsFailures(t *testing.T) {
 	}
 }
 
-func TestMessagesAreReadToTheirEnd(t *testing.T) {
-	const two = "HTTP/1.1 429 Too Many\r\nContent-Length: 3\r\n\r\nabc" + "POST / HTTP/1.1\r\nx: y\r\ncontent-length:0\r\n\r\n"
-	r := bufio.NewReader(strings.NewReader(two))
-	if status, err := readMessage(r); status != 429 || err != nil {
-		t.Errorf("status %d, %v", status, err)
+// The only connection hangs for a moment, so that later requests can't be sent
+// when they are due: that wait is theirs.
+func TestLatencyCountsFromWhenARequestWasDue(t *testing.T) {
+	const stall, gap = 200 * time.Millisecond, 10 * time.Millisecond
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if status, err := readMessage(r); status != 0 || err != nil {
-		t.Errorf("a request: status %d, %v", status, err)
+	defer server.Close()
+	var served sync.WaitGroup
+	served.Go(func() {
+		c, err := server.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		r := bufio.NewReader(c)
+		for first := true; ; first = false {
+			if _, err := readMessage(r); err != nil {
+				return
+			}
+			if first {
+				time.Sleep(stall)
+			}
+			if _, err := c.Write(answer); err != nil {
+				return
+			}
+		}
+	})
+	at := server.Addr().String()
+	l := newLoad(at, pieces[0].request(at))
+	l.most = 1
+	r, err := l.run(float64(time.Second/gap), 100*time.Millisecond)
+	l.close()
+	served.Wait()
+	if err != nil || r.failed > 0 || len(l.took) != 10 {
+		t.Fatalf("%+v with %d latencies, %v", r, len(l.took), err)
+	}
+	// The last of ten was due after 90 ms and could not be sent before 200 ms.
+	if least := stall - 9*gap; l.took[0] < least {
+		t.Errorf("a latency of %v; each request waited for %v at least", l.took[0], least)
+	}
+}
+
+func TestMessagesAreReadToTheirEnd(t *testing.T) {
+	const messages = "HTTP/1.1 429 Too Many\r\nContent-Length: 3\r\n\r\nabc" + "POST / HTTP/1.1\r\nx: y\r\ncontent-length:0\r\n\r\n" +
+		"HTTP/1.1 200 OK\r\nX-Route-Strategy: dynamic\r\ncontent-length: 1\r\n\r\na" + "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-route-strategy: legacy\r\n\r\n"
+	r := bufio.NewReader(strings.NewReader(messages))
+	for _, want := range []message{{status: 429}, {}, {status: 200, steered: true}, {status: 200}} {
+		if m, err := readMessage(r); m != want || err != nil {
+			t.Errorf("%+v, %v; want %+v", m, err, want)
+		}
 	}
 	for _, bad := range []string{"", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabc"} {
 		if _, err := readMessage(bufio.NewReader(strings.NewReader(bad))); err == nil {
@@ -131,14 +178,32 @@ func TestABarIsMissedOnlyByTheWholeInterval(t *testing.T) {
 	b := bar{most: 1.1}
 	for _, c := range []struct {
 		low, high float64
+		n         int
 		want      string
-	}{{0.9, 1.1, "held"}, {0.9, 1.2, "not missed (the interval reaches above)"}, {1.11, 1.2, "missed"}} {
-		if got := b.verdict(interval{median: 1, low: c.low, high: c.high}); got != c.want {
-			t.Errorf("%v … %v: %q, want %q", c.low, c.high, got, c.want)
+	}{
+		{0.9, 1.1, 7, "held"},
+		{0.9, 1.1, 5, "held"},
+		{0.9, 1.2, 7, "not missed (the interval reaches above)"},
+		{1.11, 1.2, 7, "missed"},
+		{0.9, 1.1, 4, notMeasured},
+		{1.11, 1.2, 4, notMeasured},
+		{0.9, 1.1, 0, notMeasured},
+		{math.NaN(), math.NaN(), 7, notMeasured},
+		{0.9, math.NaN(), 7, notMeasured},
+		{0.9, math.Inf(1), 7, notMeasured},
+		{math.Inf(-1), 0.9, 7, notMeasured},
+	} {
+		if got := b.verdict(interval{median: 1, low: c.low, high: c.high, n: c.n}, 7); got != c.want {
+			t.Errorf("%v … %v of %d: %q, want %q", c.low, c.high, c.n, got, c.want)
 		}
 	}
-	if got := (bar{}).verdict(interval{low: 5}); got != "" {
+	if got := (bar{}).verdict(interval{low: 5, high: 5, n: 7}, 7); got != "" {
 		t.Errorf("no bar: %q", got)
+	}
+	for rounds, want := range map[int]int{1: 5, 7: 5, 8: 6, 14: 10, 15: 11} {
+		if got := leastRounds(rounds); got != want {
+			t.Errorf("of %d rounds: %d, want %d", rounds, got, want)
+		}
 	}
 }
 
@@ -148,7 +213,113 @@ func TestRatiosAreTakenWithinARound(t *testing.T) {
 		{"a", 1}:     {{p50: 130}, {p50: 240}, {p50: 310}},
 		{"b", 1}:     {{p50: 120}, {p50: 220}, {p50: 305}},
 	}}
-	if got := tr.ratio("a", "b", "plain", 1, p50Of); got.low != 1.5 || got.median != 2 || got.high != 2 {
+	if got := tr.ratio("a", "b", "plain", 1, p50Of); got.low != 1.5 || got.median != 2 || got.high != 2 || got.n != 3 {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestRoundsThatSayNothingAreLeftOut(t *testing.T) {
+	const bad = "it failed"
+	tr := through{samples: map[cell][]sample{
+		{"plain", 1}: {{p50: 100}, {p50: 100}, {p50: 100}, {p50: 100}, {p50: 100}, {p50: 100}, {p50: 100, invalid: bad}},
+		{"a", 1}:     {{p50: 130}, {p50: 130}, {p50: 130}, {p50: 90}, {p50: 130, invalid: bad}, {p50: 130}, {p50: 130}},
+		{"b", 1}:     {{p50: 110}, {p50: 100}, {p50: 80}, {p50: 110}, {p50: 110}, {p50: 110, invalid: bad}, {p50: 110}},
+	}}
+	// Left over is the first. Of the others a side isn't above plain, or a run
+	// doesn't count.
+	got := tr.ratio("a", "b", "plain", 1, p50Of)
+	if got.n != 1 || got.low != 3 || got.high != 3 {
+		t.Errorf("%+v", got)
+	}
+	if v := (bar{most: 1e9}).verdict(got, 7); v != notMeasured {
+		t.Errorf("verdict %q", v)
+	}
+	if got := tr.of("a", 1, p50Of); len(got) != 6 {
+		t.Errorf("%v", got)
+	}
+	if err := tr.whatFailed(); err == nil || !strings.Contains(err.Error(), bad) {
+		t.Errorf("%v", err)
+	}
+	if got := tr.ratio("a", "nothing", "plain", 1, p50Of); got.n != 0 || ratio(got) != "–" {
+		t.Errorf("of nothing: %+v", got)
+	}
+	if got := tr.ratio("a", "b", "nothing", 1, p50Of); got.n != 0 {
+		t.Errorf("less nothing: %+v", got)
+	}
+}
+
+// A server that costs nothing in the noise: a table of such rounds must not say
+// that a bar is held.
+func TestATableOfNoiseHoldsNothing(t *testing.T) {
+	tr := through{samples: map[cell][]sample{}, idle: map[setup][]float64{}}
+	for range 7 {
+		for _, p := range pieces {
+			c := cell{p.name, 400}
+			tr.samples[c] = append(tr.samples[c], sample{p50: 100})
+		}
+	}
+	text := (&table{options: options{rounds: 7, rates: []float64{400}}, through: tr}).markdown()
+	if n := strings.Count(text, "| "+notMeasured+" |"); n != 2*len(cpuBars)+len(latencyBars) {
+		t.Errorf("%d verdicts of %q in\n%s", n, notMeasured, text)
+	}
+	if strings.Contains(text, "| held") || strings.Contains(text, "NaN") {
+		t.Error(text)
+	}
+}
+
+func TestOnlyDecidedRequestsCount(t *testing.T) {
+	piece := func(name string) piece {
+		return pieces[slices.IndexFunc(pieces, func(p piece) bool { return p.name == name })]
+	}
+	good := tally{streams: 50, answers: 50}
+	for _, c := range []struct {
+		name, piece string
+		r           result
+		t           tally
+		want        string
+	}{
+		{"decided", "fairlead", result{sent: 50, steered: 50}, good, ""},
+		{"answered", "stock", result{sent: 50}, good, ""},
+		{"several answers on a stream", "fairlead-body", result{sent: 50, steered: 50}, tally{streams: 50, answers: 100}, ""},
+		{"nothing to decide", "plain", result{sent: 50}, tally{}, ""},
+		{"nothing sent", "plain", result{}, tally{}, "nothing was sent"},
+		{"a failure", "stock", result{sent: 50, failed: 1}, good, "1 of 50 requests failed: status 500"},
+		{"one passed", "stock", result{sent: 50}, tally{streams: 50, answers: 50, passed: 1}, "passed after their stream failed"},
+		{"one timed out", "stock", result{sent: 50}, tally{streams: 50, answers: 50, timeouts: 1}, "had no answer of the server in time"},
+		{"one was not asked about", "stock", result{sent: 50}, tally{streams: 49, answers: 50}, "49 ext_proc streams for 50 requests"},
+		{"somebody else asked", "stock", result{sent: 50}, tally{streams: 51, answers: 51}, "51 ext_proc streams for 50 requests"},
+		{"asked although plain", "plain", result{sent: 50}, good, "50 ext_proc streams for 50 requests"},
+		{"one stream ended without an answer", "stock", result{sent: 50}, tally{streams: 50, answers: 49}, "49 answers on 50 ext_proc streams"},
+		{"one took the default route", "fairlead", result{sent: 50, steered: 49}, good, "49 of 50 requests took a decision's route, want 50"},
+		{"steered by the stock server", "tuned", result{sent: 50, steered: 1}, good, "want 0"},
+		{"logs dropped", "fairlead-logs", result{sent: 50, steered: 50}, tally{streams: 50, answers: 50, dropped: 2}, "dropped 2 access-log entries"},
+	} {
+		got := piece(c.piece).audit(c.r, c.t, "status 500")
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestCountersOfEnvoyAreRead(t *testing.T) {
+	const text = "access_logs.grpc_access_log.logs_dropped: 2\naccess_logs.grpc_access_log.logs_written: 9\n" +
+		"http.a.ext_proc.failure_mode_allowed: 3\nhttp.a.ext_proc.message_timeouts: 4\nhttp.a.ext_proc.streams_started: 5\n" +
+		"http.b.ext_proc.streams_started: 6\nhttp.a.ext_proc.stream_msgs_received: 7\nhttp.a.ext_proc.streams_closed: 1\n"
+	got, err := parseTally(text)
+	if want := (tally{streams: 11, answers: 7, passed: 3, timeouts: 4, dropped: 2}); got != want || err != nil {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	if d := got.since(tally{1, 2, 3, 4, 5}); d != (tally{10, 5, 0, 0, -3}) {
+		t.Errorf("difference %+v", d)
+	}
+	if _, err := parseTally("http.a.ext_proc.streams_started: many\n"); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestServersSetTheirOwnCollectors(t *testing.T) {
+	got := collectorsOwn([]string{"GOGC=1", "HOME=/", "GOMEMLIMIT=1GiB", "GOGCX=1"})
+	if !slices.Equal(got, []string{"HOME=/", "GOGCX=1"}) {
+		t.Errorf("%q", got)
 	}
 }

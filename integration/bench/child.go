@@ -9,7 +9,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,10 +29,16 @@ import (
 
 // Roles of child processes; each takes one argument.
 const (
-	roleStock = "stock" // socket path: the stock ext_proc server
-	roleSink  = "sink"  // socket path: an access-log receiver that drops everything
-	roleServe = "serve" // config file: the whole of `fairlead serve`
+	roleStock      = "stock"       // socket path: the stock ext_proc server
+	roleStockTuned = "stock-tuned" // socket path: the same with tunedGC
+	roleSink       = "sink"        // socket path: an access-log receiver that drops everything
+	roleServe      = "serve"       // config file: the whole of `fairlead serve`
 )
+
+// tunedGC is the GC percentage (GOGC) of the second stock server: what the rule of
+// `fairlead serve` (a heap of 48 MiB at least, 800 % at most) gives a server as
+// small as that.
+const tunedGC = 800
 
 // child is a server under test.
 type child struct {
@@ -47,6 +55,7 @@ func startChild(role, argument string) (*child, error) {
 	}
 	cmd := exec.Command(self, "child", role, argument)
 	cmd.Stderr = os.Stderr
+	cmd.Env = collectorsOwn(os.Environ())
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -64,6 +73,14 @@ func startChild(role, argument string) (*child, error) {
 		return nil, fmt.Errorf("child %s: %q, %w", role, line, err)
 	}
 	return c, nil
+}
+
+// collectorsOwn takes out of an environment what would set the collectors of all
+// servers alike: the table says how each is set.
+func collectorsOwn(env []string) []string {
+	return slices.DeleteFunc(env, func(v string) bool {
+		return strings.HasPrefix(v, "GOGC=") || strings.HasPrefix(v, "GOMEMLIMIT=")
+	})
 }
 
 // ask sends a command and returns the one line that answers it.
@@ -168,13 +185,16 @@ func server(role, argument string) (func(context.Context) error, error) {
 	}
 	g := grpc.NewServer()
 	switch role {
-	case roleStock:
+	case roleStock, roleStockTuned:
+		if role == roleStockTuned {
+			debug.SetGCPercent(tunedGC)
+		}
 		extprocv3.RegisterExternalProcessorServer(g, stock{})
 		healthv1.RegisterHealthServer(g, health.NewServer())
 	case roleSink:
 		alsv3.RegisterAccessLogServiceServer(g, sink{})
 	default:
-		return nil, fmt.Errorf("role %q; accepted: %s, %s, %s", role, roleStock, roleSink, roleServe)
+		return nil, fmt.Errorf("role %q; accepted: %s, %s, %s, %s", role, roleStock, roleStockTuned, roleSink, roleServe)
 	}
 	l, err := net.Listen("unix", argument)
 	if err != nil {
@@ -194,7 +214,7 @@ func fairlead(file string) (func(context.Context) error, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := serve.New(serve.Options{Config: cfg, TuneGC: os.Getenv("GOGC") == ""})
+	s, err := serve.New(serve.Options{Config: cfg, TuneGC: true})
 	if err != nil {
 		return nil, err
 	}

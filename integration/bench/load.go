@@ -22,6 +22,7 @@ const maxConnections = 256
 type load struct {
 	address string
 	request []byte
+	most    int // connections
 
 	free  chan *clientConn // last in, first out would need a lock; order matters little
 	all   []*clientConn
@@ -30,6 +31,8 @@ type load struct {
 	mu     sync.Mutex
 	took   []time.Duration
 	failed atomic.Int64
+	// steered counts answers that name a decision's strategy.
+	steered atomic.Int64
 	// why is the first failure.
 	why atomic.Pointer[string]
 	// pending are requests without an answer yet.
@@ -45,7 +48,7 @@ type clientConn struct {
 }
 
 func newLoad(address string, request []byte) *load {
-	return &load{address: address, request: request, free: make(chan *clientConn, maxConnections)}
+	return &load{address: address, request: request, most: maxConnections, free: make(chan *clientConn, maxConnections)}
 }
 
 func (l *load) fail(err error) {
@@ -57,45 +60,42 @@ func (l *load) fail(err error) {
 // result is what one run saw.
 type result struct {
 	sent, failed int
+	steered      int // answers that took a decision's route
 	p50, p99     time.Duration
 	took         time.Duration // wall time from the first request to the last answer
 }
 
 // run sends rate requests a second for d and waits for the last answer. A
-// request's latency counts from the moment it was due when connections had run
-// out, else from when it was handed to one: how late the pacing thread woke up is
-// not the servers' doing.
+// request's latency counts from the moment it was due, however late it was sent:
+// counted from later, whoever makes the sender wait would seem fast.
 func (l *load) run(rate float64, d time.Duration) (result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	// Without it this thread wakes up 50 µs after each request was due. 0 sets the
+	// default again (prctl(2)).
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
+	defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) }()
 	l.mu.Lock()
 	l.took = l.took[:0]
 	l.mu.Unlock()
 	l.failed.Store(0)
+	l.steered.Store(0)
 	l.why.Store(nil)
 
 	n := int(rate * d.Seconds())
 	gap := time.Duration(float64(time.Second) / rate)
 	begin := time.Now()
-	behind := false
 	for i := range n {
 		due := begin.Add(time.Duration(i) * gap)
-		wait := time.Until(due)
-		if wait > 0 {
-			behind = false
+		if wait := time.Until(due); wait > 0 {
 			sleep(wait)
 		}
-		start := due
-		if !behind {
-			start = time.Now()
-		}
-		c, waited, err := l.connection()
+		c, err := l.connection()
 		if err != nil {
 			return result{}, err
 		}
-		behind = behind || waited
 		l.pending.Add(1)
-		c.start.Store(int64(start.Sub(epoch)))
+		c.start.Store(int64(due.Sub(epoch)))
 		if _, err := c.conn.Write(l.request); err != nil {
 			// Its reader fails too, and counts it.
 			_ = c.conn.Close()
@@ -104,7 +104,7 @@ func (l *load) run(rate float64, d time.Duration) (result, error) {
 	for deadline := time.Now().Add(5 * time.Second); l.pending.Load() > 0 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
-	r := result{sent: n, failed: int(l.failed.Load() + l.pending.Load()), took: time.Since(begin)}
+	r := result{sent: n, failed: int(l.failed.Load() + l.pending.Load()), steered: int(l.steered.Load()), took: time.Since(begin)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	slices.Sort(l.took)
@@ -122,27 +122,27 @@ func sleep(d time.Duration) {
 }
 
 // connection takes a free connection, opens one, or waits.
-func (l *load) connection() (c *clientConn, waited bool, err error) {
+func (l *load) connection() (*clientConn, error) {
 	select {
 	case c := <-l.free:
-		return c, false, nil
+		return c, nil
 	default:
 	}
-	if len(l.all) < maxConnections {
+	if len(l.all) < l.most {
 		conn, err := net.Dial("tcp", l.address)
 		if err != nil {
-			return nil, false, err
+			return nil, err
 		}
 		c := &clientConn{conn: conn}
 		l.all = append(l.all, c)
 		l.ready.Go(func() { l.read(c) })
-		return c, false, nil
+		return c, nil
 	}
 	select {
 	case c := <-l.free:
-		return c, true, nil
+		return c, nil
 	case <-time.After(10 * time.Second):
-		return nil, true, fmt.Errorf("%s: no connection became free in 10 s: %s", l.address, l.reason())
+		return nil, fmt.Errorf("%s: no connection became free in 10 s: %s", l.address, l.reason())
 	}
 }
 
@@ -156,7 +156,7 @@ func (l *load) reason() string {
 func (l *load) read(c *clientConn) {
 	r := bufio.NewReaderSize(c.conn, 16<<10)
 	for {
-		status, err := readMessage(r)
+		m, err := readMessage(r)
 		if err != nil {
 			if c.start.Load() != 0 {
 				l.fail(err)
@@ -165,8 +165,11 @@ func (l *load) read(c *clientConn) {
 			return
 		}
 		took := time.Since(epoch) - time.Duration(c.start.Swap(0))
-		if status != 200 {
-			l.fail(fmt.Errorf("status %d", status))
+		if m.status != 200 {
+			l.fail(fmt.Errorf("status %d", m.status))
+		}
+		if m.steered {
+			l.steered.Add(1)
 		}
 		l.mu.Lock()
 		l.took = append(l.took, took)

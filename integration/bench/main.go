@@ -29,7 +29,7 @@ type options struct {
 }
 
 func parseOptions(args []string) (options, error) {
-	o := options{rates: []float64{400, 1500}, each: 3 * time.Second, try: 1500 * time.Millisecond, decideEach: 500 * time.Millisecond}
+	o := options{rates: []float64{400, 1500}, each: 2500 * time.Millisecond, try: time.Second, decideEach: 500 * time.Millisecond}
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.IntVar(&o.rounds, "rounds", 7, "interleaved rounds of each comparison; 7 or more for an interval of 95 %")
 	f.IntVar(&o.searches, "searches", 3, "how often the highest rate of each piece is looked for; 0 leaves that out")
@@ -100,7 +100,7 @@ func run(ctx context.Context, o options) error {
 	text := t.markdown()
 	fmt.Print(text)
 	if o.short {
-		return nil
+		return t.through.whatFailed()
 	}
 	return os.WriteFile(o.out, []byte(text), 0o644)
 }

@@ -20,7 +20,7 @@ type cell struct {
 // through is what was measured through Envoy, a sample per round.
 type through struct {
 	samples map[cell][]sample
-	// idle is what a server uses without requests, as a share of a core, per round.
+	// idle is what a server uses without requests, as a share of one core, per round.
 	idle map[setup][]float64
 }
 
@@ -30,13 +30,11 @@ func (w *world) rounds(ctx context.Context, o options) (through, error) {
 	t := through{samples: map[cell][]sample{}, idle: map[setup][]float64{}}
 	for round := range o.rounds {
 		progress("round %d of %d", round+1, o.rounds)
-		idle := map[setup]float64{}
-		for _, s := range []setup{fairleadBare, fairleadLogs} {
-			used, err := w.idle(s, o.each)
-			if err != nil {
-				return t, err
-			}
-			idle[s] = used
+		idle, err := w.idle(o.each)
+		if err != nil {
+			return t, err
+		}
+		for s, used := range idle {
 			t.idle[s] = append(t.idle[s], used)
 		}
 		order := slices.Clone(pieces)
@@ -64,29 +62,54 @@ func (w *world) rounds(ctx context.Context, o options) (through, error) {
 	return t, nil
 }
 
-// of returns a number of each round's sample.
+// of returns a number of each round's sample that counts.
 func (t through) of(piece string, rate float64, number func(sample) float64) []float64 {
 	var out []float64
 	for _, s := range t.samples[cell{piece, rate}] {
-		out = append(out, number(s))
+		if s.invalid == "" {
+			out = append(out, number(s))
+		}
 	}
 	return out
 }
 
 // ratio is a number of one piece over that of another in the same round; less is
-// subtracted from both, piece by piece of the same round, if it is not "".
+// subtracted from both, piece by piece of the same round, if it is not "". A round
+// in which a run doesn't count, or a side isn't above 0, says nothing: it is left
+// out, and the interval's n tells how many were not.
 func (t through) ratio(over, under, less string, rate float64, number func(sample) float64) interval {
-	a, b := t.of(over, rate, number), t.of(under, rate, number)
-	if less != "" {
-		for i, x := range t.of(less, rate, number) {
-			a[i] -= x
-			b[i] -= x
+	var out []float64
+	a, b, c := t.samples[cell{over, rate}], t.samples[cell{under, rate}], t.samples[cell{less, rate}]
+	for i := range min(len(a), len(b)) {
+		base := sample{}
+		if less != "" {
+			if i >= len(c) {
+				break
+			}
+			base = c[i]
+		}
+		if a[i].invalid != "" || b[i].invalid != "" || base.invalid != "" {
+			continue
+		}
+		// Both sides are checked: leaving out rounds by one alone would favour the other.
+		x, y := number(a[i])-number(base), number(b[i])-number(base)
+		if x > 0 && y > 0 {
+			out = append(out, x/y)
 		}
 	}
-	for i := range a {
-		a[i] /= b[i]
+	return medianOf(out)
+}
+
+// whatFailed is an error that names a run that doesn't count, or nil.
+func (t through) whatFailed() error {
+	for c, all := range t.samples {
+		for _, s := range all {
+			if s.invalid != "" {
+				return fmt.Errorf("%s at %.0f/s does not count: %s", c.piece, c.rate, s.invalid)
+			}
+		}
 	}
-	return medianOf(a)
+	return nil
 }
 
 func cpuOf(s sample) float64   { return float64(s.net) }
@@ -106,7 +129,7 @@ const (
 var searched = []string{"plain", "stock", "fairlead", "stock-logs", "fairlead-logs", "fairlead-body-logs"}
 
 // highestRates looks, for each piece, for the highest rate at which 99 % of the
-// answers come within mostP99, and returns one result per search.
+// answers come within mostP99 and every request was decided about, and returns one result per search.
 func (w *world) highestRates(ctx context.Context, o options) (map[string][]float64, error) {
 	out := map[string][]float64{}
 	for n := range o.searches {
@@ -131,14 +154,23 @@ func (w *world) highestRate(ctx context.Context, p piece, o options) (float64, e
 			if err := ctx.Err(); err != nil {
 				return false, err
 			}
+			before, err := w.sidecars[p.setup].tally()
+			if err != nil {
+				return false, err
+			}
 			r, err := w.load(p).run(rate, o.try)
 			if err != nil {
 				return false, err
 			}
 			time.Sleep(settle)
+			after, err := w.sidecars[p.setup].tally()
+			if err != nil {
+				return false, err
+			}
+			decided := p.audit(r, after.since(before), w.load(p).reason()) == ""
 			// A load generator that fell behind has not offered the rate.
 			offered := r.took < o.try+o.try/20+2*mostP99
-			if r.failed == 0 && offered && r.p99 <= mostP99 {
+			if decided && offered && r.p99 <= mostP99 {
 				return true, nil
 			}
 		}

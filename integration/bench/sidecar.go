@@ -115,6 +115,8 @@ type sidecar struct {
 	plane  *grpc.Server
 	cancel context.CancelFunc
 	ended  chan struct{}
+
+	adminClient *http.Client
 }
 
 // startSidecar starts an Envoy that asks at.ExtProc and logs to at.AccessLog,
@@ -124,7 +126,11 @@ func startSidecar(ctx context.Context, binary, dir, name string, cfg *fleet.Conf
 	if err != nil {
 		return nil, err
 	}
-	s := &sidecar{listen: listen, plane: grpc.NewServer(xds.ServerOptions()...), ended: make(chan struct{})}
+	admin := filepath.Join(dir, name+".adm")
+	s := &sidecar{
+		listen: listen, plane: grpc.NewServer(xds.ServerOptions()...), ended: make(chan struct{}),
+		adminClient: overSocket(admin),
+	}
 	plane := xds.New(xds.Options{
 		BuildListener: func(c *fleet.Config, g fleet.Group, a netip.AddrPort, rt envoy.Runtime) (*listenerv3.Listener, error) {
 			l, err := envoy.BuildListener(c, g, a, rt)
@@ -155,7 +161,7 @@ func startSidecar(ctx context.Context, binary, dir, name string, cfg *fleet.Conf
 	}()
 	text, err := bootstrap.Render(bootstrap.Options{
 		NodeID: name, Group: group, Listen: listen, XDS: []fleet.Address{{Path: socket}},
-		Admin: fleet.Address{Path: filepath.Join(dir, name+".adm")},
+		Admin: fleet.Address{Path: admin},
 	}, "json")
 	if err == nil {
 		s.envoy, err = envoyproc.Start(ctx, envoyproc.Options{Binary: binary, Bootstrap: text, Dir: dir})

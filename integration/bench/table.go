@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
@@ -58,26 +59,39 @@ type table struct {
 // interval lies above.
 type bar struct {
 	title             string
-	over, under, less string // pieces; less is subtracted from both
-	number            func(sample) float64
+	over, under, less string  // pieces; less is subtracted from both
 	most              float64 // 0: no limit
 }
 
-var bars = []bar{
-	{"CPU: Fairlead's full decision, headers only, over the stock server", "fairlead", "stock", "", cpuOf, 0.9},
-	{"CPU: decision and all access-log handling, over the stock server, which handles none", "fairlead-logs", "stock-logs", "", cpuOf, 1.1},
-	{"added p50: Fairlead, headers only, over the stock server", "fairlead", "stock", "plain", p50Of, 1.05},
-	{"added p50 with access logs: Fairlead over the stock server, Envoy logging in both", "fairlead-logs", "stock-logs", "plain", p50Of, 1.15},
-	{"added p50: Fairlead with access logs over the stock server with none", "fairlead-logs", "stock", "plain", p50Of, 1.15},
-	{"CPU: Fairlead with body fields over the stock server with the same", "fairlead-body", "stock-body", "", cpuOf, 0},
-	{"added p50 with body fields: Fairlead over the stock server", "fairlead-body", "stock-body", "plain", p50Of, 0},
-	{"CPU: as the first line, idle work included", "fairlead", "stock", "", grossOf, 0},
-	{"CPU: as the second line, idle work included", "fairlead-logs", "stock-logs", "", grossOf, 0},
+var cpuBars = []bar{
+	{"full decision, headers only, over the stock server", "fairlead", "stock", "", 0.9},
+	{"full decision, headers only, over the stock server, GC tuned", "fairlead", "tuned", "", 0.9},
+	{"decision and all access-log handling, over the stock server, which handles no logs", "fairlead-logs", "stock-logs", "", 1.1},
+	{"decision and all access-log handling, over the stock server, GC tuned", "fairlead-logs", "tuned-logs", "", 1.1},
+	{"body fields, over the stock server behind the same filters", "fairlead-body", "stock-body", "", 0},
 }
 
-// verdict is how an interval stands to a bar.
-func (b bar) verdict(i interval) string {
+var latencyBars = []bar{
+	{"headers only, over the stock server", "fairlead", "stock", "plain", 1.05},
+	{"headers only, over the stock server, GC tuned", "fairlead", "tuned", "plain", 1.05},
+	{"with access logs, over the stock server, Envoy logging in both", "fairlead-logs", "stock-logs", "plain", 1.15},
+	{"with access logs, over the stock server, GC tuned, Envoy logging in both", "fairlead-logs", "tuned-logs", "plain", 1.15},
+	{"with access logs, over the stock server with none", "fairlead-logs", "stock", "plain", 1.15},
+	{"body fields, over the stock server behind the same filters", "fairlead-body", "stock-body", "plain", 0},
+}
+
+// notMeasured is the verdict where too few rounds say anything.
+const notMeasured = "not measured"
+
+// leastRounds is how many of a run's rounds must be valid: five of seven, and
+// never fewer than five.
+func leastRounds(rounds int) int { return max(5, (5*rounds+6)/7) }
+
+// verdict is how an interval from so many rounds stands to a bar.
+func (b bar) verdict(i interval, rounds int) string {
 	switch {
+	case i.n < leastRounds(rounds) || !finite(i.low) || !finite(i.high):
+		return notMeasured
 	case b.most == 0:
 		return ""
 	case i.low > b.most:
@@ -86,6 +100,32 @@ func (b bar) verdict(i interval) string {
 		return "not missed (the interval reaches above)"
 	}
 	return "held"
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// limit is a bar's limit in words.
+func (b bar) limit() string {
+	if b.most == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("≤ %.2f", b.most)
+}
+
+// ratio is an interval in words.
+func ratio(i interval) string {
+	if i.n == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f (%.2f … %.2f)", i.median, i.low, i.high)
+}
+
+// digits is a number, or a dash where nothing was measured.
+func digits(x float64, after int) string {
+	if !finite(x) {
+		return "–"
+	}
+	return strconv.FormatFloat(x, 'f', after, 64)
 }
 
 func (t *table) markdown() string {
@@ -105,45 +145,62 @@ func (t *table) markdown() string {
 func (t *table) throughEnvoy(line func(string, ...any)) {
 	line("## Through Envoy, at a fixed rate\n")
 	line("Medians of %d interleaved rounds of %v each; open loop, a request as an official SDK sends it, an answer at once from the upstream.", t.rounds, t.each)
-	line("CPU is microseconds per request: of the server under test by getrusage, less what it uses without requests, and of Envoy by its CPU clock.")
+	line("Latency counts from the moment at which a request was due, however late it was sent.")
+	line("CPU is microseconds per request: of the server under test by getrusage, less what it uses without requests (in brackets: with it), and of Envoy by its CPU clock.")
 	line("The stock server is grpc-go as it comes with Envoy's generated types and an empty answer; Fairlead is the whole of `fairlead serve`:")
-	line("budget and class, plan, admission with limits and shares, reservation in the ledger, metrics. Both end the stream after their answer.\n")
-	line("| piece | body | requests/s | server CPU, µs | Envoy CPU, µs | p50, ms | p99, ms |")
-	line("|---|--:|--:|--:|--:|--:|--:|")
+	line("budget and class, plan, admission with limits and shares, reservation in the ledger, metrics. Both end the stream after their answer.")
+	line("`fairlead serve` sets its own garbage collection (a heap of 48 MiB at least); the stock server runs with Go's default (GOGC=100), and,")
+	line("as \"GC tuned\", with GOGC=%d, which the same rule gives a heap as small as its own.\n", tunedGC)
+	line("A run counts only if Envoy's counters and every answer's header say that each request was decided about (stock: answered) and none passed")
+	line("without: no `failure_mode_allowed`, no `message_timeouts`, no `logs_dropped`. It is repeated once; after that its round is left out.\n")
+	line("| piece | body | requests/s | rounds | server CPU, µs | Envoy CPU, µs | p50, ms | p99, ms |")
+	line("|---|--:|--:|--:|--:|--:|--:|--:|")
 	for _, rate := range t.rates {
 		for _, p := range pieces {
 			if len(t.through.samples[cell{p.name, rate}]) == 0 {
 				continue
 			}
+			i := medianOf(t.through.of(p.name, rate, p50Of))
+			median := func(number func(sample) float64, unit float64, after int) string {
+				return digits(medianOf(t.through.of(p.name, rate, number)).median/unit, after)
+			}
 			server := "–"
 			if p.setup != plain {
-				server = fmt.Sprintf("%.0f", medianOf(t.through.of(p.name, rate, cpuOf)).median/1e3)
+				server = fmt.Sprintf("%s (%s)", median(cpuOf, 1e3, 0), median(grossOf, 1e3, 0))
 			}
-			median := func(number func(sample) float64) float64 { return medianOf(t.through.of(p.name, rate, number)).median }
-			line("| %s | %d B | %.0f | %s | %.0f | %.2f | %.2f |", p.title, p.body, rate, server,
-				median(func(s sample) float64 { return float64(s.envoy) })/1e3, median(p50Of)/1e6,
-				median(func(s sample) float64 { return float64(s.p99) })/1e6)
+			line("| %s | %d B | %.0f | %d of %d | %s | %s | %s | %s |", p.title, p.body, rate, i.n, t.rounds, server,
+				median(func(s sample) float64 { return float64(s.envoy) }, 1e3, 0), median(p50Of, 1e6, 2),
+				median(func(s sample) float64 { return float64(s.p99) }, 1e6, 2))
 		}
 	}
-	idle := medianOf(t.through.idle[fairleadBare])
-	line("\nWithout requests `fairlead serve` uses %.2f %% of one CPU here (a plan every 50 ms, 8 endpoints).\n", 100*idle.median)
+	idle := func(s setup) string { return digits(100*medianOf(t.through.idle[s]).median, 2) }
+	line("\nWithout requests `fairlead serve` uses %s %% of one CPU here (a plan every 50 ms, 8 endpoints), the stock server %s %%.\n", idle(fairleadBare), idle(stockBare))
 }
 
 func (t *table) ratios(line func(string, ...any)) {
 	line("## Ratios\n")
-	line("Each ratio is taken within a round; the table has the median of %d rounds and a distribution-free interval of at least 95 %% for it", t.rounds)
-	line("(order statistics; the whole range below 9 rounds). Added latency is what comes on top of \"no ext_proc\" in the same round.")
-	line("A bar is missed when the whole interval lies above it.\n")
-	line("| ratio | requests/s | median | interval | bar | |")
-	line("|---|--:|--:|--:|--:|---|")
-	for _, r := range bars {
+	line("Each ratio is taken within a round; the table has the median and, in brackets, a distribution-free interval of at least 95 %% for it")
+	line("(order statistics; the whole range below 9 rounds, which covers 93.8 %% with 5). A bar is missed when the whole interval lies above it.")
+	line("A round is valid if both of its runs count and both sides are above 0: of a latency that is lost in the noise nothing can be said.")
+	line("With fewer than %d valid of %d rounds the verdict is \"%s\".\n", leastRounds(t.rounds), t.rounds, notMeasured)
+	line("CPU of the server per request, Fairlead's over the other's; \"gross\" includes what each uses without requests, \"net\" doesn't:\n")
+	line("| CPU ratio | requests/s | bar | net | valid | | gross | valid | |")
+	line("|---|--:|--:|--:|--:|---|--:|--:|---|")
+	for _, b := range cpuBars {
 		for _, rate := range t.rates {
-			i := t.through.ratio(r.over, r.under, r.less, rate, r.number)
-			most := ""
-			if r.most > 0 {
-				most = fmt.Sprintf("≤ %.2f", r.most)
-			}
-			line("| %s | %.0f | %.2f | %.2f … %.2f | %s | %s |", r.title, rate, i.median, i.low, i.high, most, r.verdict(i))
+			net := t.through.ratio(b.over, b.under, b.less, rate, cpuOf)
+			gross := t.through.ratio(b.over, b.under, b.less, rate, grossOf)
+			line("| CPU: %s | %.0f | %s | %s | %d of %d | %s | %s | %d of %d | %s |", b.title, rate, b.limit(),
+				ratio(net), net.n, t.rounds, b.verdict(net, t.rounds), ratio(gross), gross.n, t.rounds, b.verdict(gross, t.rounds))
+		}
+	}
+	line("\nAdded median latency, Fairlead's over the other's; added is what comes on top of \"no ext_proc\" in the same round:\n")
+	line("| latency ratio | requests/s | bar | ratio | valid | |")
+	line("|---|--:|--:|--:|--:|---|")
+	for _, b := range latencyBars {
+		for _, rate := range t.rates {
+			i := t.through.ratio(b.over, b.under, b.less, rate, p50Of)
+			line("| added p50: %s | %.0f | %s | %s | %d of %d | %s |", b.title, rate, b.limit(), ratio(i), i.n, t.rounds, b.verdict(i, t.rounds))
 		}
 	}
 	line("")

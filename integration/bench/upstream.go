@@ -9,6 +9,9 @@ import (
 	"net/netip"
 	"strconv"
 	"sync"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 )
 
 // Requests and answers are read and written by hand: what the tools themselves
@@ -89,39 +92,57 @@ func (u *upstreams) close() {
 
 var (
 	contentLength = []byte("content-length:")
+	strategy      = []byte(wire.HeaderRouteStrategy + ":")
+	dynamic       = []byte(fleet.StrategyDynamic.String())
 	errChunked    = errors.New("a message without content-length")
 )
 
-// readMessage reads one HTTP/1.1 message with a content-length to its end and
-// returns its status, 0 for a request.
-func readMessage(r *bufio.Reader) (status int, err error) {
+// message is what there is to know of an HTTP/1.1 message.
+type message struct {
+	status  int  // 0 for a request
+	steered bool // it names the strategy of a request that was decided about
+}
+
+// readMessage reads one HTTP/1.1 message with a content-length to its end.
+func readMessage(r *bufio.Reader) (m message, err error) {
 	line, err := r.ReadSlice('\n')
 	if err != nil {
-		return 0, err
+		return m, err
 	}
 	if rest, ok := bytes.CutPrefix(line, []byte("HTTP/1.1 ")); ok && len(rest) >= 3 {
-		if status, err = strconv.Atoi(string(rest[:3])); err != nil {
-			return 0, err
+		if m.status, err = strconv.Atoi(string(rest[:3])); err != nil {
+			return m, err
 		}
 	}
 	length := -1
 	for {
 		if line, err = r.ReadSlice('\n'); err != nil {
-			return status, err
+			return m, err
 		}
 		line = bytes.TrimRight(line, "\r\n")
 		if len(line) == 0 {
 			break
 		}
-		if len(line) > len(contentLength) && bytes.EqualFold(line[:len(contentLength)], contentLength) {
-			if length, err = strconv.Atoi(string(bytes.TrimSpace(line[len(contentLength):]))); err != nil {
-				return status, err
+		if value, ok := valueOf(line, contentLength); ok {
+			if length, err = strconv.Atoi(string(value)); err != nil {
+				return m, err
 			}
+		} else if value, ok := valueOf(line, strategy); ok {
+			m.steered = bytes.Equal(value, dynamic)
 		}
 	}
 	if length < 0 {
-		return status, errChunked
+		return m, errChunked
 	}
 	_, err = r.Discard(length)
-	return status, err
+	return m, err
+}
+
+// valueOf returns the value of a header line if it has the given name, which ends
+// in a colon.
+func valueOf(line, name []byte) (value []byte, ok bool) {
+	if len(line) < len(name) || !bytes.EqualFold(line[:len(name)], name) {
+		return nil, false
+	}
+	return bytes.TrimSpace(line[len(name):]), true
 }
