@@ -2,6 +2,7 @@ package admission
 
 import (
 	"hash/maphash"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,8 +84,42 @@ type account struct {
 	live   int
 	mean   float64 // of live, over demandOver
 	slots  slots
-	// queueing: it is among pool.others.
-	queueing bool
+	// queueing: it is among pool.others; active: among pool.accounts.
+	queueing, active bool
+	due              int64 // what it has of pool.due
+}
+
+// stir notes that the account has requests in flight or slots outstanding.
+func (a *account) stir() {
+	if !a.active {
+		a.active = true
+		a.pool.accounts.Add(1)
+	}
+}
+
+// turnsBelow is a share of which the fraction counts: of more, a place more or
+// less is a fifth of it at most.
+const turnsBelow = 4
+
+// room is how many more requests the account may have in flight by its share. Of
+// a small share the place of which it has a fraction is its own by turns: while it
+// had less than its share of late.
+func (a *account) room(share float64) int64 {
+	if share >= math.MaxInt32 {
+		return math.MaxInt32
+	}
+	n := max(0, int64(share)-int64(a.live))
+	if share < turnsBelow && float64(a.live) < share && a.mean < share {
+		n = max(n, 1)
+	}
+	return n
+}
+
+// used notes that n slots of the account are outstanding no more.
+func (a *account) used() {
+	n := min(a.due, 1000)
+	a.due -= n
+	a.pool.due.Add(-n)
 }
 
 func (t *clients) init(most int) {

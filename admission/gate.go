@@ -407,7 +407,12 @@ func (g *Gate) NodeDead(node string) { g.claims.shorten(node, g.since(time.Time{
 func (c *client) arrive(b *bid) bool {
 	a := c.account(b.pool, b.class)
 	a.weight = b.weight
-	return a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
+	n := a.slots.n()
+	early := a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
+	if a.slots.n() < n {
+		a.used()
+	}
+	return early
 }
 
 // enter counts a request in flight, or says why it may not be. The hint, if not
@@ -422,7 +427,7 @@ func (c *client) enter(b *bid, early bool) (why Reason, hint int) {
 		}
 	}
 	share := b.pool.shareOf(b.weight)
-	if b.fair && int64(a.live) >= atLeastOne(share) && b.pool.full() {
+	if b.fair && a.room(share) == 0 && b.pool.keeps(a, share) {
 		return ReasonShare, 0
 	}
 	if why := b.pool.enter(b.ask.Level, b.ask.Unplaced); why != ReasonAdmitted {
@@ -430,11 +435,13 @@ func (c *client) enter(b *bid, early bool) (why Reason, hint int) {
 	}
 	c.live++
 	a.live++
+	a.stir()
 	if u != nil {
 		u.live++
 	}
 	if early { // there was room before its slot
 		a.slots.use()
+		a.used()
 		b.pool.levels[b.ask.Level].line.returned.Add(1)
 	}
 	return ReasonAdmitted, nearly(a, u, b, share)
@@ -459,6 +466,7 @@ func (c *client) enterAgain(k *claim) {
 	c.live++
 	a := c.account(k.pool, k.class)
 	a.live++
+	a.stir()
 	if a.weight == 0 {
 		a.weight = classWeight(k.class)
 	}

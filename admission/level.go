@@ -18,6 +18,9 @@ const (
 	exposureOver = 30 * time.Second
 	// oneRequest is the weight of one request in the means of its level.
 	oneRequest = 0.02
+	// hope is how long an answer is hoped to take of which nothing is known: 40
+	// tokens, at perToken.
+	hope = time.Second
 	// looseSeconds is longer than any lease.
 	looseSeconds = 32
 )
@@ -129,13 +132,31 @@ func (l *level) learn() {
 // drain is how many requests per second a capacity of so many in flight ends:
 // Little's law over the expected time in flight.
 func (l *level) drain(capacity float64) float64 {
-	return max(0, capacity) / max(time.Duration(l.expected.Load()), time.Millisecond).Seconds()
+	return over(capacity, time.Duration(l.expected.Load()))
+}
+
+func over(capacity float64, each time.Duration) float64 {
+	return max(0, capacity) / max(each, time.Millisecond).Seconds()
 }
 
 // pace lets refused clients of the level return at the rate that is free for
 // them. What was measured counts, and before that what the capacity would end.
 func (l *level) pace(now time.Duration, capacity float64) {
-	l.line.pace(now, freeShare*max(l.ends, l.drain(capacity)))
+	l.line.pace(now, freeShare*max(l.ends, l.drain(capacity)), soloShare*max(l.ends, over(capacity, l.hopeful())))
+}
+
+// hopeful is how long a request is in flight, for an account that is alone in its
+// pool: without an end yet, hope or twice as long as those in flight are there on
+// average. If that is too short it is the account's own requests that come in
+// vain, once; budgets are often far above what answers take, and who is told the
+// time of a whole budget waits beside an idle pool.
+func (l *level) hopeful() time.Duration {
+	expected := time.Duration(l.expected.Load())
+	if l.events >= 1 {
+		return expected
+	}
+	age := l.exposure / max(1, float64(l.live.Load()))
+	return min(expected, max(hope, time.Duration(2*age*float64(time.Second))))
 }
 
 // blend moves a mean towards the mean of n more samples; the first samples are

@@ -21,6 +21,9 @@ const (
 	// freeShare is the part of the requests that end whose places are left to
 	// those that return; the rest is taken by those that come for the first time.
 	freeShare = 0.3
+	// soloShare is that part where one account alone uses the pool and sends no
+	// more than it was told: the rest is for ends that bunch.
+	soloShare = 0.8
 	// oneReturn is the weight of one slot in the share of those that return.
 	oneReturn = 0.01
 )
@@ -31,6 +34,7 @@ const (
 type line struct {
 	tail    atomic.Int64 // the slot given last
 	spacing atomic.Int64 // of slots, ns; more than 0
+	solo    atomic.Int64 // the same for an account that is alone in the pool
 	// returned and gone count, since the last step, slots that were used and
 	// slots whose clients did not come; others are returns without a slot here, as
 	// of those that another pool sent away.
@@ -41,12 +45,12 @@ type line struct {
 	laid      int64
 }
 
-// next takes the next slot, unless that would be later than patience allows:
+// next takes the next slot, a spacing after the last, unless that would be later than patience allows:
 // then it takes none, and returns when the slot would have been.
-func (l *line) next(now, patience time.Duration) (slot time.Duration, ok bool) {
+func (l *line) next(now, patience, spacing time.Duration) (slot time.Duration, ok bool) {
 	for {
 		tail := l.tail.Load()
-		slot := max(int64(now+retryFloor), tail) + l.spacing.Load()
+		slot := max(int64(now+retryFloor), tail) + int64(spacing)
 		if slot > int64(now+patience) {
 			return time.Duration(slot), false
 		}
@@ -56,9 +60,9 @@ func (l *line) next(now, patience time.Duration) (slot time.Duration, ok bool) {
 	}
 }
 
-// pace sets the spacing from the rate at which places become free for those that
-// return, per second.
-func (l *line) pace(now time.Duration, free float64) {
+// pace sets the spacings from the rates at which places become free for those
+// that return, per second, beside others and where all are of one account.
+func (l *line) pace(now time.Duration, free, solo float64) {
 	if l.returning == 0 {
 		l.returning = 1
 	}
@@ -67,10 +71,15 @@ func (l *line) pace(now time.Duration, free float64) {
 		l.gone.Store(0)
 		l.returning += (min(came/given, 1) - l.returning) * (1 - math.Pow(1-oneReturn, given))
 	}
-	rho := min(max(l.returning, 0.1), 1)
-	spacing := rho / max(free, 1e-3) * float64(time.Second)
-	l.spacing.Store(int64(min(max(spacing, float64(time.Microsecond)), float64(time.Hour))))
+	l.spacing.Store(l.apart(free))
+	l.solo.Store(l.apart(solo))
 	l.shorten(now)
+}
+
+// apart is the spacing of slots of which so many per second are to be used, ns.
+func (l *line) apart(rate float64) int64 {
+	spacing := min(max(l.returning, 0.1), 1) / max(rate, 1e-3) * float64(time.Second)
+	return int64(min(max(spacing, float64(time.Microsecond)), float64(time.Hour)))
 }
 
 // shorten moves up the tail of a line that was laid with more than twice the

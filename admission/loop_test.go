@@ -22,9 +22,15 @@ type caller struct {
 	class    fleet.RequestClass
 	level    fleet.BurstLevel
 	hammers  bool // retries at once, whatever it is told
+	blind    bool // sleeps 50 ms, whatever it is told, and tells of no retries
+	waits    bool // returns as told until it enters, and tells of no retries
+	tries    int  // of each request, of which it makes one per open; 0 is without end
 	from     time.Duration
 	admitted int
 	live     int
+	ended    int
+	stopped  int // requests that were told not to retry, or retried in vain
+	last     time.Duration
 }
 
 // event is something that happens to one of a caller's open requests.
@@ -63,6 +69,8 @@ type loop struct {
 	lives   []float64 // at ticks
 	shares  map[*caller]float64
 	since   time.Duration
+	exact   bool // requests take their mean time in flight
+	blind   bool // places may be kept for who was told to come
 }
 
 func newLoop(t testing.TB, places int) *loop {
@@ -125,6 +133,13 @@ func (l *loop) handle(e event) {
 		c.live--
 		l.live--
 		l.byLevel[c.level]--
+		c.last = e.at
+		if e.at >= l.since {
+			c.ended++
+		}
+		if c.tries > 0 {
+			return
+		}
 		heap.Push(&l.queue, event{at: e.at + l.about(c.think), of: c})
 		return
 	}
@@ -150,11 +165,19 @@ func (l *loop) handle(e event) {
 			return
 		}
 		r = v.Refusal
-		if l.live*10 < l.places*8 {
+		if l.places >= 10 && l.live*10 < l.places*8 && !l.blind {
 			l.t.Fatalf("refused for %v with %d of %d in flight", v.Reason, l.live, l.places)
 		}
 	}
 	switch {
+	case c.tries > 0 && (!r.ShouldRetry || e.retry == c.tries-1):
+		c.stopped++
+	case c.tries > 0:
+		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c, retry: e.retry + 1})
+	case c.blind:
+		heap.Push(&l.queue, event{at: e.at + 50*time.Millisecond, of: c})
+	case c.waits:
+		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c})
 	case c.hammers:
 		heap.Push(&l.queue, event{at: e.at + 40*time.Millisecond, of: c, retry: e.retry + 1})
 	case r.ShouldRetry && e.retry < 2:
@@ -166,6 +189,9 @@ func (l *loop) handle(e event) {
 
 // about is a time that is exponentially distributed.
 func (l *loop) about(mean time.Duration) time.Duration {
+	if l.exact {
+		return max(mean, time.Millisecond)
+	}
 	return time.Millisecond + time.Duration(l.rng.ExpFloat64()*float64(mean))
 }
 
@@ -375,5 +401,58 @@ func TestLimitOfAPoolMovesSlowly(t *testing.T) {
 	}
 	if got := w.tick(0).Limit; got < 90 {
 		t.Errorf("45 s after it came back from nothing the limit is %v; want 100", got)
+	}
+}
+
+// TestObedientClientsHaveTheirSharesBesideABlindOne plays callers without an SDK
+// beside one that comes back every 50 ms whatever it is told.
+func TestObedientClientsHaveTheirSharesBesideABlindOne(t *testing.T) {
+	for _, row := range []struct {
+		places, blind, obedient int
+		exact                   bool
+	}{{2, 16, 3, false}, {8, 16, 3, false}, {32, 50, 12, false}, {2, 16, 3, true}, {8, 16, 3, true}, {32, 50, 12, true}} {
+		l := newLoop(t, row.places)
+		l.exact, l.blind = row.exact, true
+		greedy := &caller{name: "greedy", open: row.blind, blind: true}
+		a := &caller{name: "a", open: row.obedient, waits: true, think: time.Millisecond}
+		b := &caller{name: "b", open: row.obedient, waits: true, think: time.Millisecond}
+		l.run([]*caller{greedy, a, b}, 20*time.Second, 140*time.Second)
+		mean, _ := l.busy()
+		all := float64(greedy.ended + a.ended + b.ended)
+		t.Logf("%d places, exact %v: greedy %d, a %d, b %d ended; busy %.2f", row.places, row.exact, greedy.ended, a.ended, b.ended, mean)
+		for _, c := range []*caller{a, b} {
+			if got := float64(c.ended) / (all / 3); got < 0.6 {
+				t.Errorf("%d places, exact %v: %s has %.2f of an equal share", row.places, row.exact, c.name, got)
+			}
+		}
+		if mean < 0.85 {
+			t.Errorf("%d places, exact %v: %.2f of the pool is busy", row.places, row.exact, mean)
+		}
+	}
+}
+
+// TestLoneClientWithManyParallelRequestsIsServedAtOnce sends 40 requests at once
+// to 8 places of 0.65 s each, by an SDK that retries twice: 3.25 s at best.
+func TestLoneClientWithManyParallelRequestsIsServedAtOnce(t *testing.T) {
+	for _, row := range []struct {
+		warm, exact bool
+		most        time.Duration
+	}{{true, true, 6500 * time.Millisecond}, {true, false, 8 * time.Second}, {false, true, 6500 * time.Millisecond}, {false, false, 8 * time.Second}} {
+		l := newLoop(t, 8)
+		l.exact = row.exact
+		for i := range l.lasts {
+			l.lasts[i] = 650 * time.Millisecond
+		}
+		lone := &caller{name: "lone", open: 40, level: 3, tries: 3}
+		callers := []*caller{lone}
+		if row.warm {
+			lone.from = time.Minute
+			callers = append(callers, &caller{name: "before", open: 6, level: 3, tries: 3})
+		}
+		l.run(callers, 0, 2*time.Minute)
+		t.Logf("%+v: the last ended after %v, %d gave up", row, lone.last-lone.from, lone.stopped)
+		if lone.last-lone.from > row.most || lone.ended != 40 || lone.stopped > 0 {
+			t.Errorf("%+v: %d ended, the last after %v, %d gave up; want 40 within %v", row, lone.ended, lone.last-lone.from, lone.stopped, row.most)
+		}
 	}
 }

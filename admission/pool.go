@@ -12,6 +12,9 @@ const (
 	// fullShare of its limit is where a pool counts as full: the rest is for
 	// clients below their share, who then find room at once.
 	fullShare = 0.9
+	// leadMin and leadMax bound how long before a slot a place is kept for it.
+	leadMin = 100 * time.Millisecond
+	leadMax = 5 * time.Second
 	// A pool's limit moves no faster than this per second, so that clients who
 	// follow their share do not swing with it.
 	fastestDown = 0.30
@@ -37,8 +40,12 @@ type pool struct {
 	// reopens is when an endpoint wants requests again, in the gate's time; in the
 	// past where any does.
 	reopens atomic.Int64
-	// others is how many accounts have slots outside the lines.
-	others atomic.Int64
+	// others is how many accounts have slots outside the lines, accounts how many
+	// have any or have requests in flight.
+	others, accounts atomic.Int64
+	// due is how many requests, in thousandths, are expected to come about now to
+	// whom a slot and their share give a place.
+	due    atomic.Int64
 	ended  atomic.Int64 // since the last step
 	levels [fleet.BurstLevels]level
 
@@ -51,6 +58,8 @@ type pool struct {
 	demands  []demand
 	active   int
 	queueing int64
+	coming   int64
+	horizon  time.Duration // up to which slots are due about now
 }
 
 func newPool(name string, limit float64) *pool {
@@ -67,6 +76,20 @@ func newPool(name string, limit float64) *pool {
 func (p *pool) inFlight() int64 { return p.live.Load() + p.foreign.Load() }
 
 func (p *pool) full() bool { return p.inFlight() >= p.fullAt.Load() }
+
+// expected is how many requests of others than an account are about to come in
+// slots that give them a place.
+func (p *pool) expected(a *account) int64 { return max(0, p.due.Load()-a.due+500) / 1000 }
+
+// keeps reports whether the places that are left are for others than an account,
+// which has its share, or all but for the fraction of a place.
+func (p *pool) keeps(a *account, share float64) bool {
+	taken, expected := p.inFlight(), p.expected(a)
+	if a.live == 0 || share < turnsBelow && float64(a.live) < share {
+		return expected > 0 && taken+expected >= p.whole.Load()
+	}
+	return taken+expected >= p.fullAt.Load()
+}
 
 func (p *pool) waterLevel() float64 { return math.Float64frombits(p.share.Load()) }
 
@@ -144,8 +167,9 @@ func (p *pool) slew(limit float64, dt time.Duration) {
 }
 
 // begin starts a step: what clients want is gathered after it.
-func (p *pool) begin(step uint64) {
-	p.step, p.demands, p.active, p.queueing = step, p.demands[:0], 0, 0
+func (p *pool) begin(step uint64, now time.Duration) {
+	p.step, p.demands, p.active, p.queueing, p.coming = step, p.demands[:0], 0, 0, 0
+	p.horizon = now + p.nextEnd()
 	for i := range p.levels {
 		p.levels[i].waiting = 0
 	}
@@ -162,16 +186,40 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 		p.levels[i].step(fleet.BurstLevel(i), dt)
 	}
 	p.others.Store(p.queueing)
+	p.accounts.Store(int64(p.active))
+	p.due.Store(p.coming)
 	if view != nil {
 		p.slew(view.Limit, dt)
 		p.places.Store(int64(view.Places))
 		p.reopens.Store(int64(now + view.Reopens))
 		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))
 		p.whole.Store(atLeastOne(p.limit))
-		p.fullAt.Store(int64(math.Ceil(fullShare * p.limit)))
+		p.fullAt.Store(fullAt(p.limit))
 		p.divide()
 	}
 	p.pace(now)
+}
+
+// fullAt is from how many in flight on a pool is full. In a small one that is at
+// least one place below its limit, since the plan refuses whoever comes to none.
+func fullAt(limit float64) int64 {
+	return max(1, min(int64(math.Ceil(fullShare*limit)), int64(limit)-1))
+}
+
+// nextEnd is the time in which a request ends on average, between leadMin and
+// leadMax: for that long before a slot a place is kept free for it, so that it
+// more likely than not finds one. Places stand empty by it for half of that per
+// slot; with freeShare as many slots as ends, that is 0.15 places of a pool.
+func (p *pool) nextEnd() time.Duration {
+	rate := 0.0
+	for i := range p.levels {
+		l := &p.levels[i]
+		rate += l.drain(float64(l.live.Load()))
+	}
+	if rate == 0 {
+		return leadMin
+	}
+	return min(max(time.Duration(float64(time.Second)/rate), leadMin), leadMax)
 }
 
 // divide finds the shares of clients and the budgets of levels.

@@ -58,7 +58,13 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
 	if opens := time.Duration(b.pool.reopens.Load()); opens > from {
 		from, patience = opens, b.patience(retryMax)-(opens-from)
 	}
-	slot, ok := a.slots.give(from, patience, line, b.ask.Level, quota, b.pool.others.Load(), early)
+	a.stir()
+	alone := b.pool.accounts.Load() <= 1
+	slot, ok := a.slots.give(&turn{
+		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
+		quota: quota, crowding: b.pool.others.Load(), early: early, alone: alone,
+		served: !alone && a.live > 0 && a.room(b.pool.shareOf(b.weight)) == 0, seed: b.ask.Seed,
+	})
 	if !a.queueing && a.slots.own() > 0 {
 		a.queueing = true
 		b.pool.others.Add(1)
@@ -70,7 +76,10 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
 		r.RetryAfter = whole(max(retryCap, from-b.now) + spread(b.ask.Seed, retryMax-retryCap))
 		return
 	}
-	r.RetryAfter = whole(wait + spread(b.ask.Seed, min(wait/4, time.Duration(line.spacing.Load()))))
+	if !ok {
+		wait += spread(b.ask.Seed, min(wait/4, time.Duration(line.spacing.Load())))
+	}
+	r.RetryAfter = whole(wait)
 }
 
 // ownTurn gives a slot behind the client's own requests, by the rate at which

@@ -15,14 +15,20 @@ import (
 // Its further requests, and those that came back before their time, queue behind
 // the account's own last slot, ownPace times as far apart and the farther the more
 // accounts do that. So who hammers waits longer and longer itself, and pushes the
-// others out by freeSlots slots and crowd at most.
+// others out by freeSlots slots and crowd at most. Beside others, an account that
+// has its share of the pool has one slot in the line.
+//
+// An account that is alone in its pool has all its slots at the pace at which
+// requests end: nobody else takes the places. When a second comes, those that are
+// outstanding stand, so that for as long as they reach more return than planned,
+// soloShare of the ends beside freeShare.
 type slots struct {
 	// due are the earliest slots that are outstanding, in order; later is how many
 	// more there are, none before laterFrom. Where none is due, none is later.
 	due       []slot
 	later     int
 	laterFrom time.Duration
-	last      time.Duration // the latest of all
+	last      time.Duration // the latest of all, before its jitter; 0 without any
 	// shared is how many of all are of a level's line, laterShared how many of
 	// later; so are of and laterOf, by level.
 	shared, laterShared int
@@ -49,6 +55,9 @@ const (
 	// ownPace is how much further apart slots outside the line are. With it all
 	// refused clients return at 1¼ of the planned rate.
 	ownPace = 4
+	// grace is how long after its slot a place is held for a client: a round trip
+	// over a continent, and what a busy client is late.
+	grace = 250 * time.Millisecond
 	// earlyOver is the time constant with which an early return is forgiven.
 	earlyOver = 10 * time.Second
 	// keptSlots bounds slots.due. Of more slots the times are not known exactly.
@@ -91,15 +100,19 @@ func (s *slots) use() {
 	}
 	s.of[s.due[0].level]--
 	s.due = slices.Delete(s.due, 0, 1)
-	if len(s.due) == 0 && s.later > 0 {
+	switch {
+	case len(s.due) > 0:
+	case s.later > 0:
 		s.recall()
+	default:
+		s.last = 0 // nobody waits for it any more
 	}
 }
 
 // recall makes slots of the number of later ones, as if they were evenly spread,
 // those of the line first.
 func (s *slots) recall() {
-	step := (s.last - s.laterFrom) / time.Duration(max(1, s.later-1))
+	step := max(0, s.last-s.laterFrom) / time.Duration(max(1, s.later-1))
 	level := fleet.BurstLevel(0)
 	for range min(s.later, keptSlots) {
 		shared := s.laterShared > 0
@@ -152,46 +165,96 @@ func (s *slots) earliness(now time.Duration) float64 {
 	return s.early * decay(now-s.earlyAt, earlyOver)
 }
 
+// turn is a request that is sent away, as far as its slot goes by it.
+type turn struct {
+	asked time.Duration // when it came
+	now   time.Duration // from when on there may be slots
+	// patience is how long after now its slot may be.
+	patience time.Duration
+	line     *line
+	level    fleet.BurstLevel
+	quota    int64 // of requests in flight
+	crowding int64 // accounts that queue outside the line
+	early    bool  // it came before its time
+	alone    bool  // nobody else uses the pool
+	served   bool  // others wait, and its account has its share
+	seed     uint64
+}
+
 // give returns the slot of a request that is sent away, or false where that
-// would be later than patience allows: then none is taken. quota is how many
-// requests the account may have in flight, crowding how many accounts queue
-// outside the line.
-func (s *slots) give(now, patience time.Duration, l *line, of fleet.BurstLevel, quota, crowding int64, early bool) (time.Duration, bool) {
-	earliness := s.earliness(now)
-	if !early {
-		longest := min(patience, crowd)
-		if s.shared < max(1, freeSlots>>int(min(earliness, freeSlots))) {
-			longest = patience
+// would be later than patience allows: then none is taken.
+func (s *slots) give(t *turn) (time.Duration, bool) {
+	spacing := time.Duration(t.line.spacing.Load())
+	if t.alone {
+		spacing = time.Duration(t.line.solo.Load())
+	}
+	earliness := s.earliness(t.now)
+	if !t.early {
+		longest := min(t.patience, crowd)
+		if s.shared < s.free(earliness, t.served) {
+			longest = t.patience
 		}
-		if longest == patience || int64(s.shared) < quota {
-			at, ok := l.next(now, longest)
+		if longest == t.patience || int64(s.shared) < t.quota {
+			at, ok := t.line.next(t.now, longest, spacing)
 			if ok {
-				s.add(slot{at, true, of})
-				return at, true
+				return s.keep(t, at, true, spacing), true
 			}
-			if longest == patience {
+			if longest == t.patience {
 				return at, false
 			}
 		}
 	}
-	pace := float64(l.spacing.Load()) * ownPace * float64(max(1, crowding)) * (1 + earliness)
-	at := max(now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
-	if at > now+patience {
+	pace := float64(spacing) * (1 + earliness)
+	if !t.alone {
+		pace *= ownPace * float64(max(1, t.crowding))
+	}
+	at := max(t.now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
+	if at > t.now+t.patience {
 		return at, false
 	}
-	s.add(slot{at, false, of})
-	return at, true
+	return s.keep(t, at, false, spacing), true
+}
+
+// free is how many slots of the line the account may have however long that is.
+func (s *slots) free(earliness float64, served bool) int {
+	if served {
+		return 1
+	}
+	return max(1, freeSlots>>int(min(earliness, freeSlots)))
+}
+
+// keep takes a slot, and returns when it is, with its jitter.
+func (s *slots) keep(t *turn, at time.Duration, shared bool, spacing time.Duration) time.Duration {
+	last := max(s.last, at) // without jitter, or slots behind it would drift apart
+	at += spread(t.seed, min((at-t.asked)/4, spacing))
+	s.add(slot{at, shared, t.level})
+	s.last = last
+	return at
 }
 
 // expire forgets slots whose clients did not come.
 func (s *slots) expire(now time.Duration, p *pool) {
-	if s.n() == 0 || now <= s.last+abandoned {
-		return
+	for s.n() > 0 && now > s.first()+abandoned {
+		p.levels[s.due[0].level].line.gone.Add(1)
+		s.use()
 	}
-	for i, n := range s.of {
-		p.levels[i].line.gone.Add(int64(n))
+}
+
+// coming is how many requests are expected at slots that are due until then, in
+// thousandths, of most at most. Slots count by the share of those that come of
+// their levels.
+func (s *slots) coming(now, until time.Duration, p *pool, most int64) int64 {
+	sum, n := 0.0, int64(0)
+	for _, o := range s.due {
+		if o.at > until || n == most {
+			break
+		}
+		if o.at+grace >= now {
+			sum += p.levels[o.level].line.returning
+			n++
+		}
 	}
-	*s = slots{due: s.due[:0], early: s.early, earlyAt: s.earlyAt}
+	return int64(1000 * sum)
 }
 
 // spread is a jitter of less than most, drawn by a seed. For slots it stays

@@ -17,7 +17,7 @@ func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 	g.expire(at)
 	s := g.settings.Load()
 	g.steps++
-	s.eachPool(func(p *pool) { p.begin(g.steps) })
+	s.eachPool(func(p *pool) { p.begin(g.steps, at) })
 	keep := decay(dt, demandOver)
 	g.clients.each(at, func(c *client) { c.step(at, keep, g.steps) })
 	byName := make(map[string]*PoolView, len(views))
@@ -70,7 +70,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		a := &c.accounts[i]
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
 		a.slots.expire(now, a.pool)
-		a.demand(step)
+		a.demand(step, now)
 		idle = idle || a.idle(now)
 	}
 	if idle {
@@ -88,7 +88,7 @@ func (a *account) idle(now time.Duration) bool {
 
 // demand tells the pool what the account wants: what it has in flight and what
 // waits to come back.
-func (a *account) demand(step uint64) {
+func (a *account) demand(step uint64, now time.Duration) {
 	p := a.pool
 	if p.step != step {
 		return // not of the configuration any more
@@ -97,9 +97,11 @@ func (a *account) demand(step uint64) {
 	for i, n := range a.slots.of {
 		p.levels[i].waiting += int(n)
 	}
-	if a.live > 0 || a.slots.n() > 0 {
+	if a.active = a.live > 0 || a.slots.n() > 0; a.active {
 		p.active++
 	}
+	a.due = a.slots.coming(now, p.horizon, p, a.room(p.shareOf(a.weight)))
+	p.coming += a.due
 	if a.queueing = a.slots.own() > 0; a.queueing {
 		p.queueing++
 	}
