@@ -63,7 +63,8 @@ func (v *verdict) hopeless() bool {
 // unread reports whether the route refuses the request because nobody could read
 // its body. What a header declares does not change that, unless the route trusts
 // it: one token in a header beside a body of unknown content would be a way
-// around every limit.
+// around every limit. An upgrade is refused alike: nobody reads what will go
+// through it.
 func (v *verdict) unread() bool {
 	return v.info.RefuseUnread && v.class.Generates && v.source.guessed()
 }
