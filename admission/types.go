@@ -15,7 +15,8 @@ import (
 type Client [16]byte
 
 // ClientOf is the client that shows the value. Of an authorization header it is
-// the hash of the value as sent; of anything else the key's name is hashed too,
+// the hash of the value as given, which is its usual spelling (see
+// fleet.LimitClient.ID); of anything else the key's name is hashed too,
 // so that a token's claim is never taken for an address.
 func ClientOf(key fleet.ClientKey, value []byte) Client {
 	if len(value) == 0 {

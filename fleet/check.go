@@ -229,6 +229,9 @@ func (d *decoder) checkRoute(r *Route, path string) {
 		if r.ReadUser {
 			d.faultAt(join(path, "readUser"), "true on a route that reads no body", "readUser without skipBody")
 		}
+		if r.Unread == OversizeRefuse && !r.TrustDeclared {
+			d.faultAt(join(path, "unread"), "refuse on a route that reads no body", "unread: refuse without skipBody, or with trustDeclared")
+		}
 	}
 	if r.OnFailure == FailClosed && r.RetryFields == RetryFieldsComputed {
 		d.faultAt(join(path, "retryFields"), "computed together with onFailure: closed", "one of the two: an ext_proc that dies would replace running answers with its 503")
@@ -330,7 +333,7 @@ func clientIDFault(key ClientKey, id string) string {
 	switch key {
 	case ClientKeyAuthorization:
 		if hex, ok := strings.CutPrefix(id, "sha256:"); !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
-			return "sha256: and 64 hex digits in lower case, the hash of the header's value as callers send it (Bearer included)"
+			return "sha256: and 64 hex digits in lower case, the hash of the header's value in its usual spelling (such as Bearer sk-…)"
 		}
 	case ClientKeyAddress:
 		a, err := netip.ParseAddr(id)

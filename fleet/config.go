@@ -453,8 +453,8 @@ type Route struct {
 	// for now.
 	NoRoom Oversize
 	// Unread says what becomes of generating requests whose body Envoy did not read
-	// (no content-length, too long, compressed) and that no header declares a
-	// budget for.
+	// (no content-length, too long, compressed). A header that declares a budget
+	// helps only with TrustDeclared.
 	Unread Oversize
 	// Usage lets Envoy read the tokens used out of answers; default false.
 	Usage bool

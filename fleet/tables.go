@@ -254,7 +254,7 @@ func routeFields(r *Route) []field {
 		{name: "maxOutput", doc: "The model's limit on output tokens; absent: unknown.", value: whole(&r.MaxOutput, 1, 10_000_000)},
 		{name: "oversize", doc: "Requests above maxOutput: refuse (400, with what fits) or pass.", preset: "refuse", value: choice(&r.Oversize, nil, "refuse", "pass")},
 		{name: "noRoom", doc: "Requests that no endpoint's KV cache has room for now: refuse (429, with what fits) or pass.", preset: "pass", value: choice(&r.NoRoom, nil, "refuse", "pass")},
-		{name: "unread", doc: "Requests whose body Envoy does not read (no content-length, longer than peekDigits says, compressed, no JSON) and without a max_tokens header: pass (they count as defaultMaxTokens) or refuse (400). Where limits must hold, refuse.", preset: "pass", value: choice(&r.Unread, nil, "refuse", "pass")},
+		{name: "unread", doc: "Requests whose body Envoy does not read (no content-length, longer than peekDigits says, compressed, no JSON; upgraded connections too): pass (they count as defaultMaxTokens, and are settled by their length) or refuse (400). A max_tokens header helps only with trustDeclared. Where limits must hold, refuse.", preset: "pass", value: choice(&r.Unread, nil, "refuse", "pass")},
 		{name: "usage", doc: "Let Envoy read the tokens used out of answers. accept-encoding is taken off these requests: it reads no compressed answers.", preset: "false", value: boolean(&r.Usage)},
 		{name: "retryFields", doc: "Where the retry fields come from that a 429, 503 or 529 of a server lacks: fixed (one second, by Envoy) or computed (the answer's headers are sent to Fairlead).", preset: "fixed", value: choice(&r.RetryFields, nil, "fixed", "computed")},
 	}
