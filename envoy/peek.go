@@ -33,15 +33,15 @@ var declaredBudgets = []string{wire.HeaderMaxTokens, wire.HeaderXMaxTokens, wire
 // reason to leave the body unread.
 const declaredBudgetPattern = "[0-9]{1,9}"
 
-// peekFilter is the body filter behind a matcher that skips it unless the
-// content-length has at most that many digits. The filter parses whole
+// peekFilter is the body filter behind a matcher that skips it for upgrades and
+// unless the content-length has at most that many digits. The filter parses whole
 // documents (8 MB of integers: 1.6 s and 780 MB on Envoy 1.40.0), and it would
-// hold WebSocket upgrades and CONNECT requests for ever; neither they nor
-// chunked bodies have a content-length.
+// hold WebSocket upgrades, with a content-length or without, and CONNECT requests
+// for ever; the latter have none, as chunked bodies.
 func peekFilter(digits int) *hcmv3.HttpFilter {
 	return httpFilter(filterPeek, &extensionmatcherv3.ExtensionWithMatcher{
 		ExtensionConfig: extension(filterPeek, peek(peekKeys)),
-		XdsMatcher:      skipIf(not(lengthWithin(digits))),
+		XdsMatcher:      skipIf(anyPredicate(leftUnread(digits))),
 	})
 }
 
@@ -59,13 +59,13 @@ func userFilter() *hcmv3.HttpFilter {
 
 // readsUser makes a route read the body's user.
 func readsUser(digits int) *anypb.Any {
-	return picks(skipIf(not(lengthWithin(digits))))
+	return picks(skipIf(anyPredicate(leftUnread(digits))))
 }
 
 // skipsDeclared makes a route leave bodies unread where a header declares the
 // budget.
 func skipsDeclared(digits int) *anypb.Any {
-	either := []*matchingv3.Matcher_MatcherList_Predicate{not(lengthWithin(digits))}
+	either := leftUnread(digits)
 	for _, name := range declaredBudgets {
 		either = append(either, requestHeader(name, declaredBudgetPattern))
 	}
@@ -115,8 +115,13 @@ func contentLengthPattern(digits int) string { return fmt.Sprintf("0*[0-9]{1,%d}
 // largestPeek is the largest body whose content-length has that many digits.
 func largestPeek(digits int) uint64 { return uint64(math.Pow10(digits)) - 1 }
 
-func lengthWithin(digits int) *matchingv3.Matcher_MatcherList_Predicate {
-	return requestHeader("content-length", contentLengthPattern(digits))
+// leftUnread are the requests whose bodies are not looked into. Envoy has taken
+// the upgrade header out of requests that ask for no upgrade by now.
+func leftUnread(digits int) []*matchingv3.Matcher_MatcherList_Predicate {
+	return []*matchingv3.Matcher_MatcherList_Predicate{
+		not(requestHeader("content-length", contentLengthPattern(digits))),
+		requestHeader("upgrade", ".*"),
+	}
 }
 
 // requestHeader holds when the whole value of a header that is there matches.

@@ -24,6 +24,10 @@ const namespaceUsage = "envoy.ai.token_usage"
 // ones pass unread.
 const largestEvent = 64 << 10
 
+// largestCount bounds the tokens that are believed of one answer; larger numbers
+// are a server's fault.
+const largestCount = "1000000000.0"
+
 // Keys of wire.NamespaceSSE.
 const (
 	keySSEError  = "error"
@@ -105,13 +109,18 @@ func eventRule(key string, value *structpb.Value, path ...string) *jsonparserv3.
 // Envoy 1.40.0).
 func usageTags() []*tracingv3.CustomTag {
 	const counted = `metadata.typed_filter_metadata["` + namespaceUsage + `"]`
+	value := func(tag, expression string) *tracingv3.CustomTag {
+		return &tracingv3.CustomTag{Tag: tag, Type: &tracingv3.CustomTag_Value{Value: cel(expression)}}
+	}
 	// A record without counts, of an answer that could not be read, would read as
 	// 0; cached tokens are 0 where the server tells of none.
 	count := func(tag, known, field string) *tracingv3.CustomTag {
-		return &tracingv3.CustomTag{Tag: tag, Type: &tracingv3.CustomTag_Value{
-			Value: cel("has(" + counted + "." + known + ") ? " + counted + "." + field + " : ''"),
-		}}
+		n := counted + "." + field
+		return value(tag, "has("+counted+"."+known+") && double("+n+") <= "+largestCount+" ? "+n+" : ''")
 	}
+	// The counter leaves out what is no count; here it may be any JSON value, and
+	// numbers of seven digits and more would come rounded.
+	const output = `metadata.filter_metadata["` + wire.NamespaceSSE + `"]["` + keySSEOutput + `"]`
 	found := func(tag, key string) *tracingv3.CustomTag {
 		return &tracingv3.CustomTag{Tag: tag, Type: &tracingv3.CustomTag_Metadata_{
 			Metadata: &tracingv3.CustomTag_Metadata{
@@ -130,6 +139,7 @@ func usageTags() []*tracingv3.CustomTag {
 		count(wire.TagCached, "input_tokens", "input_token_details.cached_tokens"),
 		count(wire.TagOutput, "output_tokens", "output_tokens"),
 		found(wire.TagSSEError, keySSEError),
-		found(wire.TagSSEOutput, keySSEOutput),
+		value(wire.TagSSEOutput, "type("+output+") == double && "+output+" >= 0.0 && "+output+" <= "+largestCount+
+			" && double(int("+output+")) == "+output+" ? int("+output+") : ''"),
 	}
 }

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	accesslogdatav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
@@ -267,10 +269,22 @@ func startDecided(t *testing.T, s shape, answer func(*extprocv3.ProcessingReques
 }
 
 // A client's standing comes from metadata, also on answers that ext_proc makes
-// up, and goes before what the server says of its own limits; without metadata
-// there is nothing.
+// up, and stands in the place of all that the server says of its own limits;
+// without metadata there is nothing. No server speaks in the gateway's name.
 func TestFactLimitHeadersComeFromMetadata(t *testing.T) {
-	up := envoytest.NewUpstream(t, envoytest.Status(200, "{}", "x-ratelimit-limit", "9", "x-ratelimit-reset-requests", "6m0s"))
+	theirs := map[string]string{
+		"x-ratelimit-limit": "9", "x-ratelimit-remaining": "8", "x-ratelimit-reset": "7",
+		"x-ratelimit-limit-tokens": "90", "x-ratelimit-remaining-tokens": "80", "x-ratelimit-reset-tokens": "70ms",
+		"x-ratelimit-limit-requests": "10000", "x-ratelimit-remaining-requests": "9999", "x-ratelimit-reset-requests": "6m0s",
+		"x-ratelimit-of-another-kind": "1",
+		"ratelimit":                   `"default";r=50;t=30`, "ratelimit-policy": `"default";q=100;w=60`,
+	}
+	sent := []string{"x-recommended-concurrency", "99", "x-recommended-concurrency", "98",
+		"x-fairlead-decision", "theirs", "x-fairlead-served-by", "theirs", "x-fairlead-whatever", "theirs", "x-execution-graph-id", "theirs"}
+	for name, value := range theirs {
+		sent = append(sent, name, value)
+	}
+	up := envoytest.NewUpstream(t, envoytest.Status(200, "{}", sent...))
 	e, p, _ := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
 groups:
 - { name: edge, listener: { address: 127.0.0.1:1 }, routes: [limited, hinted, bare] }
@@ -293,7 +307,15 @@ limits:
 	for name, value := range standing {
 		m[name] = value
 	}
-	logged := map[string]any{"strategy": "dynamic"}
+	and := func(other map[string]string) map[string]string {
+		out := maps.Clone(theirs)
+		maps.Copy(out, other)
+		return out
+	}
+	logged := map[string]any{"strategy": "dynamic", "decision": "d-1"}
+	limited := func() *extprocv3.ProcessingResponse {
+		return reply(metadata{"fairlead.log": logged, "fairlead.limit": m})
+	}
 	for _, c := range []struct {
 		name   string
 		path   string
@@ -301,18 +323,18 @@ limits:
 		status int
 		want   map[string]string
 	}{
-		{"an answer", "/limited/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.limit": m}) }, 200, standing},
+		{"an answer", "/limited/messages", limited, 200, standing},
 		{"a refusal", "/limited/messages", func() *extprocv3.ProcessingResponse {
 			r := refused(logged, `{}`, "retry-after-ms", "333", "x-should-retry", "false")
 			r.DynamicMetadata = structOf(metadata{"fairlead.log": logged, "fairlead.limit": m})
 			return r
 		}, 429, standing},
-		{"no standing", "/limited/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.log": logged}) }, 200,
-			map[string]string{"x-ratelimit-limit": "9"}},
-		{"a route without limit", "/hinted/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.limit": m}) }, 200,
-			map[string]string{"x-ratelimit-limit": "9", "x-recommended-concurrency": "8"}},
-		{"a route that tells nothing", "/bare/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.limit": m}) }, 200,
-			map[string]string{"x-ratelimit-limit": "9"}},
+		{"no standing", "/limited/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.log": logged}) }, 200, nil},
+		{"a part of a standing", "/limited/messages", func() *extprocv3.ProcessingResponse {
+			return reply(metadata{"fairlead.log": logged, "fairlead.limit": map[string]any{"x-ratelimit-remaining": "3"}})
+		}, 200, map[string]string{"x-ratelimit-remaining": "3"}},
+		{"a route without limit", "/hinted/messages", limited, 200, and(map[string]string{"x-recommended-concurrency": "8"})},
+		{"a route that tells nothing", "/bare/messages", limited, 200, theirs},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p.answerWith(always(c.answer))
@@ -320,12 +342,21 @@ limits:
 			if a.status != c.status {
 				t.Errorf("status %d: %s", a.status, a.body)
 			}
-			for name := range standing {
+			for name := range and(standing) {
 				if want, ok := c.want[name]; ok {
 					expectHeader(t, a, name, want)
 				} else if got := a.header.Values(name); len(got) > 0 {
 					t.Errorf("%s: got %q, want none", name, got)
 				}
+			}
+			expectHeader(t, a, wire.HeaderDecision, "d-1")
+			for name := range a.header {
+				if strings.HasPrefix(strings.ToLower(name), wire.ReservedPrefix) && a.header.Get(name) == "theirs" {
+					t.Errorf("%s is the server's", name)
+				}
+			}
+			if got := a.header.Values(wire.HeaderExecutionGraph); len(got) > 0 {
+				t.Errorf("%s: %q", wire.HeaderExecutionGraph, got)
 			}
 			if c.status == 429 {
 				expectHeader(t, a, "Retry-After-Ms", "333")
@@ -333,10 +364,32 @@ limits:
 					t.Errorf("retry-after: got %q; what ext_proc says is whole", got)
 				}
 			} else {
-				expectHeader(t, a, "X-Ratelimit-Reset-Requests", "6m0s")
+				expectHeader(t, a, wire.HeaderServedBy, "a")
 			}
 		})
 	}
+	t.Run("a path that doesn't generate", func(t *testing.T) {
+		p.answerWith(always(limited))
+		a := e.postJSON("/limited/embeddings", `{"model":"m"}`)
+		expectHeader(t, a, "X-Ratelimit-Limit", "9")
+		expectHeader(t, a, wire.HeaderServedBy, "a")
+		if got := a.header.Get("x-fairlead-whatever"); got != "" {
+			t.Errorf("x-fairlead-whatever is the server's: %q", got)
+		}
+	})
+	t.Run("ext_proc dead", func(t *testing.T) {
+		p.kill()
+		a := e.postJSON("/limited/messages", `{"model":"m"}`)
+		for name := range and(standing) {
+			if got := a.header.Values(name); len(got) > 0 {
+				t.Errorf("%s: got %q, want none", name, got)
+			}
+		}
+		expectHeader(t, a, wire.HeaderServedBy, "a")
+		if got := a.header.Values(wire.HeaderDecision); len(got) > 0 {
+			t.Errorf("a decision without ext_proc: %q", got)
+		}
+	})
 }
 
 // With a response phase ext_proc sees what the server itself has sent, and
@@ -378,7 +431,7 @@ limits:
 	}
 
 	for _, status := range []int{429, 503, 529} {
-		up.Handle(envoytest.Status(status, "{}", "x-ratelimit-reset", "77", "anthropic-ratelimit-tokens-reset", "2026-01-02T03:04:05Z"))
+		up.Handle(envoytest.Status(status, "{}", "x-ratelimit-reset", "77", "x-ratelimit-reset-requests", "6m0s", "anthropic-ratelimit-tokens-reset", "2026-01-02T03:04:05Z"))
 		path := fmt.Sprintf("/computed/messages?%d", status)
 		answered.Store("4321")
 		a := e.postJSON(path, `{}`)
@@ -387,6 +440,9 @@ limits:
 		}
 		expectHeader(t, a, "Retry-After-Ms", "4321")
 		expectHeader(t, a, "X-Ratelimit-Reset", "31")
+		if got := a.header.Values("X-Ratelimit-Reset-Requests"); len(got) > 0 {
+			t.Errorf("%d: the server's own limit beside the client's: %q", status, got)
+		}
 		if got := a.header.Values("Retry-After"); len(got) > 0 {
 			t.Errorf("%d: retry-after %q beside what was computed", status, got)
 		}
@@ -398,7 +454,7 @@ limits:
 		for _, h := range seen[len(seen)-1].GetResponseHeaders().GetHeaders().GetHeaders() {
 			sent[h.GetKey()] = string(h.GetRawValue())
 		}
-		for name, want := range map[string]string{":status": fmt.Sprint(status), "x-ratelimit-reset": "77", "anthropic-ratelimit-tokens-reset": "2026-01-02T03:04:05Z", "retry-after-ms": "", "retry-after": ""} {
+		for name, want := range map[string]string{":status": fmt.Sprint(status), "x-ratelimit-reset": "77", "x-ratelimit-reset-requests": "6m0s", "anthropic-ratelimit-tokens-reset": "2026-01-02T03:04:05Z", "retry-after-ms": "", "retry-after": ""} {
 			if sent[name] != want {
 				t.Errorf("%d: ext_proc saw %s %q, want %q", status, name, sent[name], want)
 			}
@@ -417,13 +473,13 @@ limits:
 		}
 
 		// The log of each attempt has what the server sent, not what was added.
-		for _, header := range []string{"x-ratelimit-reset=77", "anthropic-ratelimit-tokens-reset=2026-01-02T03:04:05Z"} {
+		for _, header := range []string{"x-ratelimit-reset=77", "x-ratelimit-reset-requests=6m0s", "anthropic-ratelimit-tokens-reset=2026-01-02T03:04:05Z"} {
 			name, want, _ := strings.Cut(header, "=")
 			if got := logs.upstreamEnd(path).GetResponse().GetResponseHeaders()[name]; got != want {
 				t.Errorf("%d: %s in the log: %q, want %q", status, name, got, want)
 			}
 		}
-		if got := logs.upstreamEnd(path).GetResponse().GetResponseHeaders(); got["retry-after-ms"] != "" || len(got) != 2 {
+		if got := logs.upstreamEnd(path).GetResponse().GetResponseHeaders(); got["retry-after-ms"] != "" || len(got) != 3 {
 			t.Errorf("%d: headers in the log: %v", status, got)
 		}
 	}
@@ -510,7 +566,23 @@ routes:
 	t.Run("hung", func(t *testing.T) {
 		p.freeze.stop()
 		defer p.freeze.thaw()
+		// The wait for a decision is much shorter than the time until the health
+		// check has failed, so that several requests in a row run into it first.
+		timeouts := func() int64 { n, _ := e.Stat("http.fairlead.ext_proc.message_timeouts"); return n }
+		before := timeouts()
+		envoytest.Eventually(t, "an unhealthy ext_proc", func() bool {
+			e.postJSON("/v1/messages", `{}`)
+			n, _ := e.Stat("cluster." + wire.ClusterExtProc + ".membership_healthy")
+			return n == 0
+		})
+		if n := timeouts() - before; n < 2 {
+			t.Errorf("%d requests waited until ext_proc was found unhealthy, want 2 or more", n)
+		}
+		waited := timeouts()
 		check(t)
+		if n := timeouts() - waited; n != 0 {
+			t.Errorf("%d requests waited for an unhealthy ext_proc", n)
+		}
 	})
 	t.Run("dead", func(t *testing.T) {
 		p.kill()
@@ -606,6 +678,221 @@ routes:
 		_, there := logs.downstreamEnd(path).GetMetadata().GetFilterMetadata()[wire.NamespacePeek].GetFields()["user"]
 		if there != c.user {
 			t.Errorf("%s %s: user in the log: %v", path, c.model, there)
+		}
+	}
+}
+
+// What is no readable JSON within the bounds counts as unread, in whatever way a
+// body says so; zeros before a length hide nothing.
+func TestFactBodiesAreReadWithinTheirBounds(t *testing.T) {
+	up := envoytest.NewUpstream(t, nil)
+	e, p, _ := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1, peekDigits: 2 }, routes: [declared, plain] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: declared, match: { prefix: /declared/ }, dialect: openai, pool: a, trustDeclared: true }
+- { name: plain, match: { prefix: /plain/ }, dialect: openai, pool: a }
+`}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	const (
+		small = `{"max_tokens":5}`
+		kind  = "content-type: application/json\r\n"
+	)
+	large := `{"max_tokens":5,"pad":"` + strings.Repeat("x", 100) + `"}`
+	for _, c := range []struct {
+		name, path, head, body string
+		read                   bool
+	}{
+		{"small", "/plain", kind, small, true},
+		{"large", "/plain", kind, large, false},
+		{"zeros before the length", "/plain", kind + "content-length: 00000016\r\n", small, true},
+		{"zeros before a large length", "/plain", kind + fmt.Sprintf("content-length: 000%d\r\n", len(large)), large, false},
+		{"declared", "/declared", kind + "x-max-tokens: 7\r\n", small, false},
+		{"not declared", "/declared", kind, small, true},
+		{"large, not declared", "/declared", kind, large, false},
+		{"no content type", "/plain", "", small, false},
+		{"text", "/plain", "content-type: text/plain\r\n", small, false},
+		{"two content types, text first", "/plain", "content-type: text/plain\r\n" + kind, small, false},
+		{"two content types, text last", "/plain", kind + "content-type: text/plain\r\n", small, false},
+		{"two equal content types", "/plain", kind + kind, small, false},
+		{"an upgrade that isn't one", "/plain", kind + "upgrade: websocket\r\n", small, true},
+		{"an upgrade to HTTP/2", "/plain", kind + "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n", small, true},
+		{"broken", "/plain", kind, `{"max_tokens":5`, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := len(p.requests())
+			head := c.head
+			if !strings.Contains(head, "content-length") {
+				head += fmt.Sprintf("content-length: %d\r\n", len(c.body))
+			}
+			response := e.raw("POST " + c.path + "/chat/completions HTTP/1.1\r\nhost: x\r\n" + head + "\r\n" + c.body)
+			if response.StatusCode != 200 {
+				t.Fatalf("status %d", response.StatusCode)
+			}
+			if got := up.Last(); got.BodyLen != int64(len(c.body)) {
+				t.Errorf("the server got %d of %d bytes", got.BodyLen, len(c.body))
+			}
+			if n := len(p.requests()) - before; n != 1 {
+				t.Fatalf("ext_proc was asked %d times", n)
+			}
+			budget, found := peeked(p.last(), wire.KeyMaxTokens)
+			_, read := peeked(p.last(), wire.KeyRead)
+			failed, _ := peeked(p.last(), wire.KeyError)
+			if (budget == 5.0) != c.read {
+				t.Errorf("budget %v, want it read: %v", budget, c.read)
+			}
+			if !c.read && (found || read) && failed != true {
+				t.Errorf("nothing says that the body is unread: budget %v, read %v, error %v", budget, read, failed)
+			}
+		})
+	}
+}
+
+// raw sends bytes on a connection of their own and reads the head of the answer.
+// The connection closes with the test.
+func (e *factEnvoy) raw(request string) *http.Response {
+	e.t.Helper()
+	response, _ := e.rawConn(request)
+	return response
+}
+
+func (e *factEnvoy) rawConn(request string) (*http.Response, io.ReadWriter) {
+	e.t.Helper()
+	c, err := net.Dial("tcp", e.addr.String())
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { _ = c.Close() })
+	// Far above anything that is waited for; a hang fails the test.
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	if _, err := io.WriteString(c, request); err != nil {
+		e.t.Fatal(err)
+	}
+	r := bufio.NewReader(c)
+	response, err := http.ReadResponse(r, nil)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return response, struct {
+		io.Reader
+		io.Writer
+	}{r, c}
+}
+
+// A WebSocket on a path that generates is a generation to ext_proc, which may
+// refuse it; elsewhere it passes. On a closed route none opens while ext_proc is
+// away.
+func TestFactUpgradesOnGeneratingPathsAreCounted(t *testing.T) {
+	up := envoytest.NewUpstream(t, envoytest.WebSocketEcho())
+	e, p, _ := startDecided(t, shape{pools: map[string][]*envoytest.Upstream{"A": ups(up)}, text: shapeHead + `
+groups:
+- { name: edge, listener: { address: 127.0.0.1:1 }, routes: [closed, chosen, open] }
+pools:
+- { name: a, endpoints: $A }
+routes:
+- { name: closed, match: { prefix: /closed/ }, dialect: openai, pool: a, onFailure: closed, usage: true, trustDeclared: true }
+- { name: chosen, match: { prefix: /chosen/, model: m }, dialect: openai, pool: a, onFailure: closed }
+- { name: open, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`}, always(func() *extprocv3.ProcessingResponse { return reply(nil) }))
+	upgrade := func(path, headers string) (int, io.ReadWriter) {
+		response, c := e.rawConn("GET " + path + " HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n" +
+			"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n" + headers + "\r\n")
+		return response.StatusCode, c
+	}
+	paths := map[string]string{ // to the Envoy route that takes them
+		"/v1/realtime?model=m": "open", "/v1/responses": "open", "/closed/v1/realtime": "closed", "/chosen/v1/realtime": "chosen",
+		"/v1/other": "open" + wire.RouteOther, "/closed/v1/other": "closed" + wire.RouteOther, "/chosen/v1/other": "chosen" + wire.RouteOther,
+	}
+	t.Run("alive", func(t *testing.T) {
+		for path, route := range paths {
+			for _, headers := range []string{"", "content-type: application/json\r\n", "content-type: application/json\r\ncontent-length: 0\r\n", "content-type: application/json\r\ncontent-length: 4\r\n"} {
+				before := len(p.requests())
+				status, c := upgrade(path, headers)
+				if status != http.StatusSwitchingProtocols {
+					t.Fatalf("%s %q: status %d", path, headers, status)
+				}
+				for _, word := range []string{"ping", "pong"} {
+					_, _ = io.WriteString(c, word)
+					got := make([]byte, len(word))
+					if _, err := io.ReadFull(c, got); err != nil || string(got) != word {
+						t.Errorf("%s %q: echo %q, %v", path, headers, got, err)
+					}
+				}
+				if n := len(p.requests()) - before; n != 1 {
+					t.Fatalf("%s: ext_proc was asked %d times", path, n)
+				}
+				got := p.last().GetAttributes()[wire.AttributesKey].GetFields()[wire.AttributeRouteName].GetStringValue()
+				if got != route {
+					t.Errorf("%s %q: route %q, want %q", path, headers, got, route)
+				}
+			}
+		}
+		// Without an upgrade, a GET of the same paths generates nothing.
+		for path, route := range map[string]string{"/v1/realtime": "open", "/chosen/v1/responses": "chosen"} {
+			up.Handle(nil)
+			e.get(path, "upgrade", "websocket")
+			if got := p.last().GetAttributes()[wire.AttributesKey].GetFields()[wire.AttributeRouteName].GetStringValue(); got != route+wire.RouteOther {
+				t.Errorf("GET %s: route %q", path, got)
+			}
+		}
+		up.Handle(envoytest.WebSocketEcho())
+	})
+	t.Run("refused", func(t *testing.T) {
+		p.answerWith(always(func() *extprocv3.ProcessingResponse {
+			return refused(map[string]any{"strategy": "dynamic"}, `{}`, "retry-after-ms", "333")
+		}))
+		for path := range paths {
+			if status, _ := upgrade(path, ""); status != http.StatusTooManyRequests {
+				t.Errorf("%s: status %d", path, status)
+			}
+		}
+	})
+	t.Run("dead", func(t *testing.T) {
+		p.kill()
+		up.Forget()
+		for path, route := range paths {
+			want := http.StatusSwitchingProtocols
+			if route == "closed" || route == "chosen" {
+				want = http.StatusServiceUnavailable
+			}
+			if status, _ := upgrade(path, ""); status != want {
+				t.Errorf("%s: status %d, want %d", path, status, want)
+			}
+		}
+	})
+}
+
+// Counts that no server can mean leave no tag; all others come with every digit.
+func TestFactUsageThatIsNoCountIsLeftOut(t *testing.T) {
+	up := envoytest.NewUpstream(t, nil)
+	logs := newLogReceiver(t)
+	rt := nobody(t)
+	rt.AccessLog = fleet.Address{Path: logs.socket}
+	e := startShape(t, shape{text: usageShape, pools: map[string][]*envoytest.Upstream{"A": ups(up)}}, rt)
+	i := 0
+	for n, want := range map[string]string{
+		"99999999999999999999": "", "-30": "", "1.5": "", "1e300": "", `"7"`: "", "null": "", "true": "", "{}": "", "[3]": "",
+		"9007199254740993": "", "3000000000": "", "4294967297": "", "9223372036854775807": "", "1000000001": "",
+		"0": "0", "1": "1", "1234567": "1234567", "1e9": "1000000000", "1000000000": "1000000000",
+	} {
+		i++
+		usage := `"usage":{"prompt_tokens":11,"completion_tokens":` + n + `,"total_tokens":18}`
+		up.Handle(envoytest.Status(200, `{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[],`+usage+`}`, "content-type", "application/json"))
+		path := fmt.Sprintf("/v1/chat/completions?json-%d", i)
+		e.postJSON(path, `{"model":"m"}`)
+		tags := logs.downstreamEnd(path).GetCustomTags()
+		if got, ok := tags[wire.TagOutput]; got != want || ok != (want != "") || tags[wire.TagInput] != "11" {
+			t.Errorf("%s: tags %v, want %q", n, tags, want)
+		}
+		up.Handle(envoytest.Status(200, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[],`+usage+"}\n\n", "content-type", "text/event-stream"))
+		path = fmt.Sprintf("/v1/chat/completions?sse-%d", i)
+		e.postJSON(path, `{"model":"m"}`)
+		tags = logs.downstreamEnd(path).GetCustomTags()
+		for _, tag := range []string{wire.TagOutput, wire.TagSSEOutput} {
+			if got, ok := tags[tag]; got != want || ok != (want != "") {
+				t.Errorf("%s in a stream: tags %v, want %q in %s", n, tags, want, tag)
+			}
 		}
 	}
 }

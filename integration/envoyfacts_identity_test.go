@@ -4,6 +4,7 @@ import (
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
@@ -143,6 +144,45 @@ func (s signer) keys() []byte {
 
 func (s signer) token(claims map[string]any) string {
 	s.t.Helper()
+	return s.signed("RS256", claims, func(text string) []byte {
+		digest := sha256.Sum256([]byte(text))
+		signature, err := rsa.SignPKCS1v15(rand.Reader, s.key, crypto.SHA256, digest[:])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return signature
+	})
+}
+
+// unsigned is a token that says it needs no signature.
+func (s signer) unsigned(claims map[string]any) string {
+	s.t.Helper()
+	return s.signed("none", claims, func(string) []byte { return nil })
+}
+
+// confused is a token whose secret is the issuer's public key in a form that
+// everybody has.
+func (s signer) confused(secret []byte, claims map[string]any) string {
+	s.t.Helper()
+	return s.signed("HS256", claims, func(text string) []byte {
+		mac := hmac.New(sha256.New, secret)
+		mac.Write([]byte(text))
+		return mac.Sum(nil)
+	})
+}
+
+// public is the public key as PEM.
+func (s signer) public() []byte {
+	s.t.Helper()
+	der, err := x509.MarshalPKIXPublicKey(&s.key.PublicKey)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
+}
+
+func (s signer) signed(alg string, claims map[string]any, sign func(text string) []byte) string {
+	s.t.Helper()
 	part := func(v any) string {
 		out, err := json.Marshal(v)
 		if err != nil {
@@ -150,13 +190,8 @@ func (s signer) token(claims map[string]any) string {
 		}
 		return base64.RawURLEncoding.EncodeToString(out)
 	}
-	text := part(map[string]any{"alg": "RS256", "typ": "JWT", "kid": "k1"}) + "." + part(claims)
-	digest := sha256.Sum256([]byte(text))
-	signature, err := rsa.SignPKCS1v15(rand.Reader, s.key, crypto.SHA256, digest[:])
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return text + "." + base64.RawURLEncoding.EncodeToString(signature)
+	text := part(map[string]any{"alg": alg, "typ": "JWT", "kid": "k1"}) + "." + part(claims)
+	return text + "." + base64.RawURLEncoding.EncodeToString(sign(text))
 }
 
 // Who a caller is comes from what Envoy has verified: the certificate of the
@@ -237,6 +272,9 @@ limits:
 			"expired":        "Bearer " + issuer.token(with("exp", time.Now().Add(-time.Hour).Unix())),
 			"other issuer":   "Bearer " + issuer.token(with("iss", "https://other.example")),
 			"other audience": "Bearer " + issuer.token(with("aud", "billing")),
+			"unsigned":       "Bearer " + issuer.unsigned(good),
+			"public secret":  "Bearer " + issuer.confused(issuer.public(), good),
+			"modulus secret": "Bearer " + issuer.confused(issuer.key.N.Bytes(), good),
 		} {
 			for path, dialect := range map[string]fleet.Dialect{"/v1/chat/completions": fleet.DialectOpenAI, "/v1/messages": fleet.DialectAnthropic, "/v1/embeddings": fleet.DialectOpenAI} {
 				var headers []string
