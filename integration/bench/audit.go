@@ -85,6 +85,9 @@ func (p piece) audit(r result, t tally, why string) string {
 		return fmt.Sprintf("%d answers on %d ext_proc streams", t.answers, t.streams)
 	case r.steered != steered:
 		return fmt.Sprintf("%d of %d requests took a decision's route, want %d", r.steered, r.sent, steered)
+	case !r.carried():
+		return fmt.Sprintf("the machine did not carry the rate: %v instead of %v, %d of %d requests waited for a connection",
+			r.took.Round(time.Millisecond), r.planned, r.waited, r.sent)
 	case t.dropped > 0:
 		return fmt.Sprintf("envoy dropped %d access-log entries", t.dropped)
 	}

@@ -9,9 +9,11 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,7 +25,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 4 && os.Args[1] == "child" {
+		exit(runChild(os.Args[2], os.Args[3]))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestRequestsAreWhatTheRoutesExpect(t *testing.T) {
 	for _, p := range pieces {
@@ -153,6 +160,9 @@ func TestLatencyCountsFromWhenARequestWasDue(t *testing.T) {
 		t.Fatalf("%+v with %d latencies, %v", r, len(l.took), err)
 	}
 	// The last of ten was due after 90 ms and could not be sent before 200 ms.
+	if r.waited == 0 || r.carried() {
+		t.Errorf("%d waited, carried: %t", r.waited, r.carried())
+	}
 	if least := stall - 9*gap; l.took[0] < least {
 		t.Errorf("a latency of %v; each request waited for %v at least", l.took[0], least)
 	}
@@ -292,12 +302,63 @@ func TestOnlyDecidedRequestsCount(t *testing.T) {
 		{"one stream ended without an answer", "stock", result{sent: 50}, tally{streams: 50, answers: 49}, "49 answers on 50 ext_proc streams"},
 		{"one took the default route", "fairlead", result{sent: 50, steered: 49}, good, "49 of 50 requests took a decision's route, want 50"},
 		{"steered by the stock server", "tuned", result{sent: 50, steered: 1}, good, "want 0"},
+		{"took too long", "stock", result{sent: 50, planned: time.Second, took: 1300 * time.Millisecond}, good, "did not carry the rate: 1.3s instead of 1s"},
+		{"took a little longer", "stock", result{sent: 50, planned: time.Second, took: 1200 * time.Millisecond}, good, ""},
+		{"a request waited", "stock", result{sent: 50, waited: 1}, good, "1 of 50 requests waited for a connection"},
 		{"logs dropped", "fairlead-logs", result{sent: 50, steered: 50}, tally{streams: 50, answers: 50, dropped: 2}, "dropped 2 access-log entries"},
 	} {
 		got := piece(c.piece).audit(c.r, c.t, "status 500")
 		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
+	}
+}
+
+// Envoy lets requests pass when its server is gone: all of them are answered with
+// 200, and faster than before.
+func TestARunWithoutItsServerDoesNotCount(t *testing.T) {
+	w, err := newWorld(t.Context(), []setup{plain, stockBare, fairleadBare})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	const rate, each = 100, 300 * time.Millisecond
+	measure := func(name string) string {
+		t.Helper()
+		s, err := w.measure(pieces[slices.IndexFunc(pieces, func(p piece) bool { return p.name == name })], rate, each)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.invalid
+	}
+	for _, name := range []string{"plain", "stock", "fairlead", "fairlead-body"} {
+		if why := measure(name); why != "" {
+			t.Errorf("%s: %s", name, why)
+		}
+	}
+	for _, s := range []setup{stockBare, fairleadBare} {
+		if err := w.servers[s].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = w.servers[s].cmd.Process.Signal(syscall.SIGCONT) }()
+		l := w.load(piece{name: string(s), setup: s, path: pathHeaders, body: smallBody})
+		before, err := w.sidecars[s].tally()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := l.run(rate, each)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := w.sidecars[s].tally()
+		if err != nil {
+			t.Fatal(err)
+		}
+		why := piece{setup: s}.audit(r, after.since(before), l.reason())
+		if r.failed > 0 || why == "" {
+			t.Errorf("%s stands still: %+v, %+v, %q", s, r, after.since(before), why)
+		}
+		t.Logf("%s stands still: %s", s, why)
 	}
 }
 

@@ -10,8 +10,8 @@
 // server is grpc-go as it comes, with Envoy's generated types and an empty
 // answer, once with Go's default garbage collection and once tuned as `fairlead
 // serve` tunes its own; Fairlead's is the whole of `fairlead serve`. Both end the
-// stream after their answer. The comparison with another scheduler lives in the module peer,
-// since that brings a thousand packages.
+// stream after their answer. The comparison with another scheduler lives in the
+// module peer, since that brings a thousand packages.
 //
 // Invariants: the two sides of a ratio get the same requests through the same
 // Envoy configuration but for the address of the ext_proc server; CPU is what

@@ -76,7 +76,7 @@ func exit(err error) {
 
 // run measures everything, prints the table and writes it.
 func run(ctx context.Context, o options) error {
-	w, err := newWorld(ctx)
+	w, err := newWorld(ctx, setups)
 	defer w.close()
 	if err != nil {
 		return err

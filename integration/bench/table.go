@@ -152,7 +152,7 @@ func (t *table) throughEnvoy(line func(string, ...any)) {
 	line("`fairlead serve` sets its own garbage collection (a heap of 48 MiB at least); the stock server runs with Go's default (GOGC=100), and,")
 	line("as \"GC tuned\", with GOGC=%d, which the same rule gives a heap as small as its own.\n", tunedGC)
 	line("A run counts only if Envoy's counters and every answer's header say that each request was decided about (stock: answered) and none passed")
-	line("without: no `failure_mode_allowed`, no `message_timeouts`, no `logs_dropped`. It is repeated once; after that its round is left out.\n")
+	line("without: no `failure_mode_allowed`, no `message_timeouts`, no `logs_dropped`; and if the machine carried the rate. It is repeated once; after that its round is left out.\n")
 	line("| piece | body | requests/s | rounds | server CPU, µs | Envoy CPU, µs | p50, ms | p99, ms |")
 	line("|---|--:|--:|--:|--:|--:|--:|--:|")
 	for _, rate := range t.rates {

@@ -100,7 +100,11 @@ type world struct {
 	loads     map[string]*load
 }
 
-func newWorld(ctx context.Context) (w *world, err error) {
+// setups are all there are.
+var setups = []setup{plain, stockBare, stockLogs, tunedBare, tunedLogs, fairleadBare, fairleadLogs}
+
+// newWorld starts what the given setups need.
+func newWorld(ctx context.Context, setups []setup) (w *world, err error) {
 	w = &world{sidecars: map[setup]*sidecar{}, servers: map[setup]*child{}, loads: map[string]*load{}}
 	defer func() {
 		if err != nil {
@@ -119,7 +123,7 @@ func newWorld(ctx context.Context) (w *world, err error) {
 	if _, err := w.child(roleSink, filepath.Join(w.dir, "sink")); err != nil {
 		return w, err
 	}
-	for _, s := range []setup{plain, stockBare, stockLogs, tunedBare, tunedLogs, fairleadBare, fairleadLogs} {
+	for _, s := range setups {
 		if err := w.start(ctx, s); err != nil {
 			return w, err
 		}
