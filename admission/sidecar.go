@@ -12,7 +12,7 @@ import (
 // with it.
 const SidecarGrace = 30 * time.Second
 
-// sidecarChange is the least change of a limit, as a share of it, that is worth a
+// sidecarChange is the least growth of a part, as a share of it, that is worth a
 // push: below it only the work would show.
 const sidecarChange = 0.1
 
@@ -70,8 +70,8 @@ func poolsOf(r fleet.Route) []string {
 // A pool's limit is divided evenly among all sidecars that can reach it, those
 // of groups that don't hold it included, since they send to it as well. The
 // parts are whole numbers that together never exceed the limit, save that each
-// is at least 1. A part stays as it is until the number of sidecars changes or
-// it would differ by a tenth. A pool without a limit above 0, which has no
+// is at least 1. So a part shrinks at once; while the number of sidecars stays as
+// it is, it grows only by a tenth or more. A pool without a limit above 0, which has no
 // capacity at all, is not held: its requests must fail over, and an overflow of
 // a sidecar's own is final.
 type Sidecars struct {
@@ -143,7 +143,8 @@ func (p part) next(limit float64, sidecars int) part {
 	}
 	share := math.Floor(limit / float64(max(1, sidecars)))
 	share = min(max(share, 1), math.MaxUint32)
-	if sidecars == p.sidecars && math.Abs(share-float64(p.max)) < sidecarChange*float64(p.max) {
+	growth := share - float64(p.max)
+	if sidecars == p.sidecars && growth >= 0 && growth < sidecarChange*float64(p.max) {
 		return p
 	}
 	return part{max: uint32(share), sidecars: sidecars}

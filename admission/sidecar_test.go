@@ -53,31 +53,39 @@ func TestSidecarsShareAPoolsLimitEvenly(t *testing.T) {
 	}
 }
 
-func TestSidecarPartsMoveOnlyByATenthOrWithTheSidecars(t *testing.T) {
+func TestSidecarPartsShrinkAtOnceAndGrowByATenthOrWithTheSidecars(t *testing.T) {
 	s := NewSidecars()
 	now := noon
-	at := func(limit float64, connected int) uint32 {
-		now = now.Add(time.Second)
+	at := func(after time.Duration, limit float64, connected int) uint32 {
+		now = now.Add(after)
 		return s.Step(now, limits(map[string]float64{"a": limit}), []SidecarGroup{holding("edge", connected, "a")})["edge"]["a"]
 	}
+	const moment, away = time.Second, SidecarGrace + time.Second
 	for _, c := range []struct {
+		after     time.Duration
 		limit     float64
 		connected int
 		want      uint32
 	}{
-		{100, 1, 100},
-		{109, 1, 100}, // less than a tenth
-		{91, 1, 100},
-		{95, 2, 47}, // another sidecar
-		{91, 2, 47}, // 45
-		{86, 2, 47}, // 43
-		{84, 2, 42}, // 42 is more than a tenth from 47, and what counts from now on
-		{88, 2, 42}, // 44
-		{94, 2, 47},
-		{0, 2, 0},
-		{94.5, 2, 47},
+		{moment, 1000, 10, 100},
+		{moment, 1099, 10, 100}, // 109: less than a tenth more
+		{moment, 1100, 10, 110}, // a tenth
+		{moment, 990, 10, 99},   // ten times 110 would be too many
+		{moment, 910, 10, 91},
+		{moment, 919, 10, 91},
+		{moment, 1000, 10, 91}, // 100 is 9.9 % more
+		{moment, 1010, 10, 101},
+		{moment, 1000, 20, 50}, // another ten
+		{moment, 1000, 21, 47}, // another: 21 times 50 would be too many
+		{moment, 1000, 20, 47}, // one is away, and may come back
+		{away, 1000, 20, 50},   // it doesn't: 6 % more, with the number of sidecars
+		{moment, 0, 20, 0},
+		{moment, 1099, 20, 54},
+		{moment, 21, 20, 1},
+		{moment, 15, 20, 1}, // never nothing
+		{moment, 40, 20, 2},
 	} {
-		if got := at(c.limit, c.connected); got != c.want {
+		if got := at(c.after, c.limit, c.connected); got != c.want {
 			t.Errorf("limit %v over %d sidecars: %d, want %d", c.limit, c.connected, got, c.want)
 		}
 	}
@@ -133,9 +141,9 @@ func TestSidecarGroupsFollowTheConfig(t *testing.T) {
 	}
 }
 
-// Whatever comes, the parts of a pool don't exceed its limit, but for the share
-// that isn't worth a push and for the one request that each always has; and the
-// places are those of a count over the whole history.
+// Whatever comes, the parts of a pool don't exceed its limit, but for the one
+// request that each always has, nor are they a tenth or more below what they
+// could be; and the places are those of a count over the whole history.
 func TestSidecarPartsNeverExceedTheLimit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := NewSidecars()
@@ -174,8 +182,11 @@ func TestSidecarPartsNeverExceedTheLimit(t *testing.T) {
 				if (l > 0) != (part > 0) {
 					t.Fatalf("pool %s with limit %v has parts of %d", pool, l, part)
 				}
-				if sum := float64(part) * float64(n); part > 1 && sum > l/(1-sidecarChange) {
+				if sum := float64(part) * float64(n); part > 1 && sum > l {
 					t.Fatalf("%d sidecars with %d each to pool %s, whose limit is %v", n, part, pool, l)
+				}
+				if could := math.Floor(l / float64(max(1, n))); could-float64(part) >= sidecarChange*float64(part) && l > 0 {
+					t.Fatalf("%d sidecars with %d each to pool %s could have %v", n, part, pool, could)
 				}
 				if pool == "b" && got["core"][pool] != part {
 					t.Fatalf("pool b: edge has %d, core %d", part, got["core"][pool])
