@@ -18,8 +18,9 @@ const (
 )
 
 // transportSocket is TLS towards callers. Envoy reads the files when it builds
-// the listener; where callers must show a certificate, one that the authority
-// did not sign ends the handshake.
+// the listener, and not again when they change: it watches directories only for
+// certificates that come over SDS (measured on Envoy 1.40.0). Where callers must
+// show a certificate, one that the authority did not sign ends the handshake.
 func transportSocket(t *fleet.ListenerTLS) *corev3.TransportSocket {
 	if t == nil {
 		return nil
