@@ -86,6 +86,7 @@ type account struct {
 	slots  slots
 	// queueing: it is among pool.others; active: among pool.accounts.
 	queueing, active bool
+	again            bool  // it came in its slot in vain, and the next place is kept for it
 	due              int64 // what it has of pool.due
 }
 
@@ -113,6 +114,12 @@ func (a *account) room(share float64) int64 {
 		n = max(n, 1)
 	}
 	return n
+}
+
+// await notes one slot more that is due about now.
+func (a *account) await() {
+	a.due += 1000
+	a.pool.due.Add(1000)
 }
 
 // used notes that n slots of the account are outstanding no more.
@@ -230,4 +237,16 @@ func (c *client) account(p *pool, class fleet.RequestClass) *account {
 	}
 	c.accounts = append(c.accounts, account{pool: p, class: class})
 	return &c.accounts[len(c.accounts)-1]
+}
+
+// places is how many slots of a line the account may have: one more than its
+// share of the pool, and one in all while it has its share.
+func (a *account) places(share float64, alone bool) int {
+	switch {
+	case alone:
+		return freeSlots
+	case a.room(share) == 0:
+		return 1
+	}
+	return int(min(freeSlots, math.Ceil(share)+1))
 }

@@ -105,6 +105,8 @@ type bid struct {
 	now      time.Duration
 	cost     fleet.Tokens
 	reserved bool // rates count
+	early    bool // it was told to come later
+	due      bool // it was told to come by now
 }
 
 // Admit lets a request in, or says why not and when to come back. An admitted
@@ -113,11 +115,11 @@ type bid struct {
 func (g *Gate) Admit(a *Ask) Verdict {
 	b := g.bid(a)
 	c := g.clients.lock(a.Client, b.now)
-	early := c.arrive(&b)
-	why, hint := c.enter(&b, early)
+	c.arrive(&b)
+	why, hint := c.enter(&b)
 	if why != ReasonAdmitted {
 		v := Verdict{Reason: why, Standing: b.standing(Reservation{})}
-		v.Refusal = c.refuse(&b, why, early, v.Standing)
+		v.Refusal = c.refuse(&b, why, v.Standing)
 		c.mu.Unlock()
 		g.count.refused(&b, why)
 		return v
@@ -137,7 +139,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	c.mu.Lock()
 	c.leave(b.pool, b.class, b.use())
 	b.pool.leave(a.Level)
-	v.Refusal = c.refuse(&b, got.Reason, early, v.Standing)
+	v.Refusal = c.refuse(&b, got.Reason, v.Standing)
 	c.mu.Unlock()
 	g.count.refused(&b, got.Reason)
 	return v
@@ -148,8 +150,8 @@ func (g *Gate) Admit(a *Ask) Verdict {
 func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 	b := g.bid(a)
 	c := g.clients.lock(a.Client, b.now)
-	early := c.arrive(&b)
-	r := c.refuse(&b, why, early, Standing{})
+	c.arrive(&b)
+	r := c.refuse(&b, why, Standing{})
 	c.mu.Unlock()
 	g.count.refused(&b, why)
 	return r
@@ -162,7 +164,7 @@ func (g *Gate) Advise(a *Ask) Refusal {
 	c := g.clients.lock(a.Client, b.now)
 	defer c.mu.Unlock()
 	c.account(b.pool, b.class).weight = b.weight
-	return c.refuse(&b, ReasonBusy, false, Standing{})
+	return c.refuse(&b, ReasonBusy, Standing{})
 }
 
 // bid looks up what counts for a request.
@@ -402,23 +404,22 @@ func (g *Gate) NodeGone(node string) { g.claims.shorten(node, g.since(time.Time{
 // NodeDead says that an Envoy is gone altogether: its requests end after 0.5 s.
 func (g *Gate) NodeDead(node string) { g.claims.shorten(node, g.since(time.Time{})+deadGrace) }
 
-// arrive notes that a request of the client came, and reports whether it was
-// told to come later. The client is locked.
-func (c *client) arrive(b *bid) bool {
+// arrive notes that a request of the client came, and whether it was told to. The
+// client is locked.
+func (c *client) arrive(b *bid) {
 	a := c.account(b.pool, b.class)
 	a.weight = b.weight
 	n := a.slots.n()
-	early := a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
-	if a.slots.n() < n {
+	b.early = a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
+	if b.due = a.slots.n() < n; b.due {
 		a.used()
 	}
-	return early
 }
 
 // enter counts a request in flight, or says why it may not be. The hint, if not
 // 0, is how many the client should have in flight, which it nearly has. The
 // client is locked.
-func (c *client) enter(b *bid, early bool) (why Reason, hint int) {
+func (c *client) enter(b *bid) (why Reason, hint int) {
 	a := c.account(b.pool, b.class)
 	var u *use
 	if b.cap > 0 {
@@ -435,11 +436,12 @@ func (c *client) enter(b *bid, early bool) (why Reason, hint int) {
 	}
 	c.live++
 	a.live++
+	a.again = false
 	a.stir()
 	if u != nil {
 		u.live++
 	}
-	if early { // there was room before its slot
+	if b.early { // there was room before its slot
 		a.slots.use()
 		a.used()
 		b.pool.levels[b.ask.Level].line.returned.Add(1)

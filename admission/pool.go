@@ -45,7 +45,9 @@ type pool struct {
 	others, accounts atomic.Int64
 	// due is how many requests, in thousandths, are expected to come about now to
 	// whom a slot and their share give a place.
-	due    atomic.Int64
+	due atomic.Int64
+	// lead is for how long before a slot its place is kept, ns.
+	lead   atomic.Int64
 	ended  atomic.Int64 // since the last step
 	levels [fleet.BurstLevels]level
 
@@ -169,7 +171,9 @@ func (p *pool) slew(limit float64, dt time.Duration) {
 // begin starts a step: what clients want is gathered after it.
 func (p *pool) begin(step uint64, now time.Duration) {
 	p.step, p.demands, p.active, p.queueing, p.coming = step, p.demands[:0], 0, 0, 0
-	p.horizon = now + p.nextEnd()
+	lead := p.nextEnd()
+	p.horizon = now + lead
+	p.lead.Store(int64(lead))
 	for i := range p.levels {
 		p.levels[i].waiting = 0
 	}
@@ -214,7 +218,7 @@ func (p *pool) nextEnd() time.Duration {
 	rate := 0.0
 	for i := range p.levels {
 		l := &p.levels[i]
-		rate += l.drain(float64(l.live.Load()))
+		rate += l.drain(max(l.demand, float64(l.live.Load())))
 	}
 	if rate == 0 {
 		return leadMin

@@ -10,11 +10,11 @@ import (
 const limiterWait = time.Second
 
 // refuse finds what a refused client is told. The client is locked.
-func (c *client) refuse(b *bid, why Reason, early bool, st Standing) Refusal {
+func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 	a := c.account(b.pool, b.class)
 	r := Refusal{InFlight: a.live, Concurrency: c.advised(a, b)}
 	if b.limit == nil {
-		c.lineUp(&r, a, b, early)
+		c.lineUp(&r, a, b, why)
 		return r
 	}
 	switch why {
@@ -32,7 +32,7 @@ func (c *client) refuse(b *bid, why Reason, early bool, st Standing) Refusal {
 	case ReasonTooMany:
 		r.RetryAfter = whole(max(st.Tokens.Reset, time.Second))
 	default:
-		c.lineUp(&r, a, b, early)
+		c.lineUp(&r, a, b, why)
 	}
 	return r
 }
@@ -50,7 +50,7 @@ func (c *client) advised(a *account, b *bid) int {
 }
 
 // lineUp gives a slot of the level's line, or of the account's own.
-func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
+func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	line := &b.pool.levels[b.ask.Level].line
 	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
 	// Slots begin where an endpoint opens again.
@@ -59,12 +59,25 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, early bool) {
 		from, patience = opens, b.patience(retryMax)-(opens-from)
 	}
 	a.stir()
-	alone := b.pool.accounts.Load() <= 1
-	slot, ok := a.slots.give(&turn{
+	alone, share := b.pool.accounts.Load() <= 1, b.pool.shareOf(b.weight)
+	t := turn{
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
-		quota: quota, crowding: b.pool.others.Load(), early: early, alone: alone,
-		served: !alone && a.live > 0 && a.room(b.pool.shareOf(b.weight)) == 0, seed: b.ask.Seed,
-	})
+		quota: quota, crowding: b.pool.others.Load(), early: b.early, alone: alone,
+		most: a.places(share, alone), seed: b.ask.Seed,
+	}
+	if why == ReasonBusy && b.due && !a.again && share < turnsBelow && a.room(share) > 0 {
+		// It came when it was told to and found no place: the next that is free is
+		// kept for it.
+		t.next = time.Duration(b.pool.lead.Load())
+	}
+	slot, ok := a.slots.give(&t)
+	switch {
+	case ok && t.next > 0:
+		a.again = true
+		a.await()
+	case b.due:
+		a.again = false
+	}
 	if !a.queueing && a.slots.own() > 0 {
 		a.queueing = true
 		b.pool.others.Add(1)

@@ -173,11 +173,12 @@ type turn struct {
 	patience time.Duration
 	line     *line
 	level    fleet.BurstLevel
-	quota    int64 // of requests in flight
-	crowding int64 // accounts that queue outside the line
-	early    bool  // it came before its time
-	alone    bool  // nobody else uses the pool
-	served   bool  // others wait, and its account has its share
+	quota    int64         // of requests in flight
+	crowding int64         // accounts that queue outside the line
+	early    bool          // it came before its time
+	alone    bool          // nobody else uses the pool
+	next     time.Duration // if not 0, when it has its slot, whatever the line
+	most     int           // slots that its account may have in the line
 	seed     uint64
 }
 
@@ -188,10 +189,13 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	if t.alone {
 		spacing = time.Duration(t.line.solo.Load())
 	}
+	if at := t.now + t.next; t.next > 0 && t.next <= t.patience {
+		return s.keep(t, at, true, retryFloor), true
+	}
 	earliness := s.earliness(t.now)
 	if !t.early {
 		longest := min(t.patience, crowd)
-		if s.shared < s.free(earliness, t.served) {
+		if s.shared < s.free(earliness, t.most) {
 			longest = t.patience
 		}
 		if longest == t.patience || int64(s.shared) < t.quota {
@@ -216,11 +220,8 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 }
 
 // free is how many slots of the line the account may have however long that is.
-func (s *slots) free(earliness float64, served bool) int {
-	if served {
-		return 1
-	}
-	return max(1, freeSlots>>int(min(earliness, freeSlots)))
+func (s *slots) free(earliness float64, most int) int {
+	return max(1, min(most, freeSlots>>int(min(earliness, freeSlots))))
 }
 
 // keep takes a slot, and returns when it is, with its jitter.

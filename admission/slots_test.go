@@ -250,3 +250,148 @@ func TestSlotsKeepTheirNumberBeyondWhatIsKeptExactly(t *testing.T) {
 		}
 	})
 }
+
+// TestPlacesAreKeptForWhoIsToldToCome has a client at its share ask for a place
+// while others are about to come for theirs, come, or stay away.
+func TestPlacesAreKeptForWhoIsToldToCome(t *testing.T) {
+	for _, come := range []bool{true, false} {
+		w := paced(20) // a slot each 167 ms
+		var hog []string
+		ask := func(name string) Verdict {
+			a := w.ask(name)
+			v := w.Admit(&a)
+			if v.Admitted && name == "hog" {
+				hog = append(hog, a.ID)
+			}
+			return v
+		}
+		for range 20 {
+			ask("hog")
+		}
+		var told []time.Duration
+		for i := range 6 {
+			a := w.ask(fmt.Sprint(i))
+			told = append(told, w.Refuse(&a, ReasonBusy).RetryAfter)
+		}
+		w.tick(50 * time.Millisecond)
+		for _, id := range hog[:5] {
+			w.end(id)
+		}
+		w.tick(0)
+		if v := ask("hog"); !v.Admitted {
+			t.Fatalf("%+v with 15 of 20 in flight and nobody about to come; want the hog to enter", v)
+		}
+		w.tick(told[1] - 50*time.Millisecond)
+		if v := ask("hog"); v.Admitted || v.Reason != ReasonShare {
+			t.Fatalf("%+v with 16 of 20 in flight and two about to come; want its share refused", v)
+		}
+		if come {
+			for i := range 2 {
+				if v := ask(fmt.Sprint(i)); !v.Admitted {
+					t.Fatalf("client %d, who was told to come: %+v", i, v)
+				}
+			}
+			continue
+		}
+		w.tick(told[5] - told[1] + grace + time.Millisecond)
+		if v := ask("hog"); !v.Admitted {
+			t.Errorf("%+v after nobody came; want the hog to enter", v)
+		}
+	}
+}
+
+// TestWhoComesInVainHasTheNextPlaceKept: once, then it queues again.
+func TestWhoComesInVainHasTheNextPlaceKept(t *testing.T) {
+	w := paced(4) // a slot each 0.83 s, an end each 0.25 s
+	for range 4 {
+		a := w.ask("hog")
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: a.At})
+	}
+	for i := range 5 {
+		a := w.ask(fmt.Sprint("other", i))
+		w.Refuse(&a, ReasonBusy)
+	}
+	a := w.ask("patient")
+	wait := w.Refuse(&a, ReasonBusy).RetryAfter
+	if wait < time.Second {
+		t.Fatalf("behind five others it waits %v", wait)
+	}
+	for i, want := range []bool{true, false} {
+		w.tick(wait)
+		a.Retry = i + 1
+		a.At = w.clock.now()
+		wait = w.Refuse(&a, ReasonBusy).RetryAfter
+		if soon := wait < 500*time.Millisecond; soon != want {
+			t.Errorf("after coming in vain %d times it waits %v", i+1, wait)
+		}
+	}
+}
+
+// TestLoneClientHasThePoolsPaceUntilAnotherComes refuses more of a client than
+// the line takes.
+func TestLoneClientHasThePoolsPaceUntilAnotherComes(t *testing.T) {
+	w := paced(100)
+	line := &w.settings.Load().pools["p"].levels[3].line
+	solo, own := time.Duration(line.solo.Load()), ownPace*time.Duration(line.spacing.Load())
+	if solo.Round(time.Microsecond) != 12500*time.Microsecond || own < 10*solo {
+		t.Fatalf("slots %v apart alone and %v beside others; want four fifths and a twelfth of 100/s", solo, own)
+	}
+	refuse := func() time.Duration {
+		a := w.ask("lone")
+		a.Seed = 0 // the same jitter for all
+		return w.Refuse(&a, ReasonBusy).RetryAfter
+	}
+	var last time.Duration
+	for i := range 60 {
+		wait := refuse()
+		if step := wait - last; i > 0 && (step < solo-time.Millisecond || step > 2*solo) {
+			t.Fatalf("slot %d is %v after the one before; want %v", i, step, solo)
+		}
+		last = wait
+	}
+	b := w.ask("second")
+	w.Admit(&b)
+	if wait := refuse(); wait-last < own-2*solo {
+		t.Errorf("beside a second client a slot is %v after the one before; want %v", wait-last, own)
+	}
+	w.end(b.ID)
+	w.tick(50 * time.Millisecond)
+	last = refuse()
+	if wait := refuse(); wait-last > 2*solo {
+		t.Errorf("alone again, a slot is %v after the one before; want %v", wait-last, solo)
+	}
+}
+
+// TestSlotsThatLapseDoNotPushOutLaterOnes lets nobody come.
+func TestSlotsThatLapseDoNotPushOutLaterOnes(t *testing.T) {
+	w := paced(100)
+	var first, last time.Duration
+	for i := range 100 {
+		a := w.ask("absent")
+		last = w.Refuse(&a, ReasonBusy).RetryAfter
+		if i == 0 {
+			first = last
+		}
+	}
+	outstanding := func() (n int) {
+		c := w.clients.lock(named("absent"), 0)
+		defer c.mu.Unlock()
+		for i := range c.accounts {
+			n += c.accounts[i].slots.n()
+		}
+		return n
+	}
+	w.tick(abandoned + (first+last)/2)
+	if n := outstanding(); n < 30 || n > 70 {
+		t.Errorf("%d of 100 slots are outstanding where half have lapsed", n)
+	}
+	w.tick((last-first)/2 + 50*time.Millisecond)
+	if n := outstanding(); n != 0 {
+		t.Errorf("%d slots are outstanding after all have lapsed", n)
+	}
+	a := w.ask("absent")
+	if wait := w.Refuse(&a, ReasonBusy).RetryAfter; wait > first+20*time.Millisecond {
+		t.Errorf("waits %v; want about %v, as the first did", wait, first)
+	}
+}
