@@ -247,7 +247,9 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 			m.counts.timeouts.Add(1)
 		}
-		m.lastError.Store(&err)
+		if m.link.Load() == l { // else it is cut, and that is what the error tells of
+			m.lastError.Store(&err)
+		}
 		m.untell(c, &q.untold)
 		done(err)
 		return false
@@ -377,7 +379,6 @@ func (m *Redis) alone(c *claim, k *admission.LimitKey, a *admission.Reservation)
 		return
 	case fleet.OnErrorOpen:
 		a.Admitted, a.Reason = true, admission.ReasonAdmitted
-		m.own.clients.note(c, c.key.at(c.now))
 	default:
 		a.Reason = m.usedUp(c)
 		m.own.reserve(a, k, m.part(c.b), c.cost, c.now)

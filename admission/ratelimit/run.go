@@ -10,7 +10,7 @@ import (
 )
 
 // Run keeps the connection to the server and sends settlements, until ctx ends.
-// It never gives up and its absence is no error: limits are then counted alone.
+// It never gives up and its absence is no error: onError says what then counts.
 func (m *Redis) Run(ctx context.Context) error {
 	defer m.link.Store(nil)
 	told := false
@@ -30,8 +30,7 @@ func (m *Redis) Run(ctx context.Context) error {
 		}
 		if !told {
 			told = true
-			m.log.Warn("redis does not answer; limits are counted without it",
-				"address", m.redis.Address, "onError", onErrorNames[m.redis.OnError], "error", err)
+			m.log.Warn("redis does not answer; "+withoutIt[m.redis.OnError], "address", m.redis.Address, "error", err)
 		}
 		if !sleep(ctx, wait*3/4+rand.N(wait/2)) {
 			return nil
@@ -39,8 +38,11 @@ func (m *Redis) Run(ctx context.Context) error {
 	}
 }
 
-var onErrorNames = map[fleet.OnError]string{
-	fleet.OnErrorLocal: "local", fleet.OnErrorOpen: "open", fleet.OnErrorClosed: "closed",
+// withoutIt says what becomes of requests.
+var withoutIt = map[fleet.OnError]string{
+	fleet.OnErrorLocal:  "limits are counted without it (onError: local)",
+	fleet.OnErrorOpen:   "nothing is limited (onError: open)",
+	fleet.OnErrorClosed: "limited requests are refused (onError: closed)",
 }
 
 // connect returns a link on which the script has run, the second time within the
