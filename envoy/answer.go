@@ -40,16 +40,13 @@ func limitHeaders(cfg *fleet.Config, r fleet.Route) *anypb.Any {
 	told := func(name string) *mutationv3.HeaderMutation {
 		return set(setHeader(name, metadataValue(wire.NamespaceLimit, name)))
 	}
-	limited := cfg.LimitOf(r.Name) != nil
-	if limited {
+	if cfg.LimitOf(r.Name) != nil {
 		out = append(out, removePrefix(rateLimitPrefix), remove(wire.HeaderRateLimit), remove(wire.HeaderRateLimitPolicy))
 		for _, name := range standingHeaders {
 			out = append(out, told(name))
 		}
 	}
-	if limited || r.FairShare {
-		out = append(out, told(wire.HeaderRecommendedConcurrency))
-	}
+	out = append(out, told(wire.HeaderRecommendedConcurrency)) // refusals tell it on any route
 	return packed(&headermutationv3.HeaderMutationPerRoute{Mutations: answers(out...)})
 }
 

@@ -362,9 +362,10 @@ func appendMetadata(b []byte, v *verdict, scratch []byte) []byte {
 	}
 	b = shutStruct(b, log)
 	if v.refused() {
-		return shut(b, metadata)
+		refused := refusalOf(v)
+		return shut(appendStanding(b, v, refused.concurrency, scratch), metadata)
 	}
-	b = appendStanding(b, v, scratch)
+	b = appendStanding(b, v, uint64(max(v.admit.Concurrency, 0)), scratch)
 	if v.decision.Action == plan.ActionSteer {
 		b = appendHosts(b, v)
 		if v.decision.Regroup {
@@ -375,21 +376,28 @@ func appendMetadata(b []byte, v *verdict, scratch []byte) []byte {
 }
 
 // appendStanding writes, by header name, what the route's configuration puts on
-// the answer to an admitted request: where the client stands with its limit, and
-// how many requests it should have in flight, if it is near its share. A refusal
-// carries these headers itself.
-func appendStanding(b []byte, v *verdict, scratch []byte) []byte {
+// the answer: where the client stands with its limit, and how many requests it
+// should have in flight, 0 for no word on it. A refusal carries these headers
+// itself too, for routes of another making: ours take them off all answers first,
+// since servers may send the like.
+func appendStanding(b []byte, v *verdict, concurrency uint64, scratch []byte) []byte {
 	standing := &v.admit.Standing
-	if standing.Requests.Limit <= 0 && standing.Tokens.Limit <= 0 && v.admit.Concurrency <= 0 {
+	if standing.Requests.Limit <= 0 && standing.Tokens.Limit <= 0 && concurrency == 0 {
 		return b
 	}
 	b, limit := openStruct(b, wire.NamespaceLimit)
 	standing.EachHeader(scratch, func(name string, value []byte) { b = stringEntry(b, name, value) })
-	if v.admit.Concurrency > 0 {
-		var digits [20]byte
-		b = stringEntry(b, wire.HeaderRecommendedConcurrency, appendUint(digits[:0], uint64(v.admit.Concurrency)))
-	}
+	b = appendHint(b, concurrency)
 	return shutStruct(b, limit)
+}
+
+// appendHint writes the entry of a recommended concurrency, 0 for none.
+func appendHint(b []byte, concurrency uint64) []byte {
+	if concurrency == 0 {
+		return b
+	}
+	var digits [20]byte
+	return stringEntry(b, wire.HeaderRecommendedConcurrency, appendUint(digits[:0], concurrency))
 }
 
 // reason is why the answer is as it is: admission's reason where that refuses,

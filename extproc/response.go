@@ -151,5 +151,12 @@ func appendRetryFields(b []byte, fields *wait) []byte {
 	b, response := open(b, 1) // HeadersResponse.response
 	b, mutation := open(b, 2) // CommonResponse.header_mutation
 	b = fields.appendFields(b)
-	return shut(shut(shut(b, mutation), response), headers)
+	b = shut(shut(shut(b, mutation), response), headers)
+	if fields.concurrency == 0 {
+		return b
+	}
+	b, metadata := open(b, 8) // ProcessingResponse.dynamic_metadata, see appendStanding
+	b, limit := openStruct(b, wire.NamespaceLimit)
+	b = appendHint(b, fields.concurrency)
+	return shut(shutStruct(b, limit), metadata)
 }

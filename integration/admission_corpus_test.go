@@ -18,11 +18,11 @@ func TestBodyCorpusThroughServe(t *testing.T) {
 	e, listen := p.sidecar(t)
 	waitExtProc(e)
 	with := wide(t)
-	for _, row := range corpus(t) {
+	for i, row := range corpus(t) {
 		headers := row.headers
 		for try := range 5 {
 			// Each is another client: what is left is the day's tokens less these.
-			row.headers = append(slices.Clip(headers), "authorization", fmt.Sprintf("Bearer %q %d", row.name, try))
+			row.headers = append(slices.Clip(headers), "authorization", fmt.Sprintf("Bearer corpus-%d-%d", i, try))
 			label := fmt.Sprintf("source=%q", row.source)
 			before := metric(p.metricsPage(t), "fairlead_budgets_total", label)
 			a := row.send(t, with, listen, m)
