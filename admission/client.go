@@ -88,6 +88,7 @@ type account struct {
 	queueing, active bool
 	again            bool  // it came in its slot in vain, and the next place is kept for it
 	due              int64 // what it has of pool.due
+	soon             int64 // of pool.soon
 }
 
 // stir notes that the account has requests in flight or slots outstanding.
@@ -122,7 +123,7 @@ func (a *account) await() {
 	a.pool.due.Add(1000)
 }
 
-// used notes that n slots of the account are outstanding no more.
+// used notes that a slot of the account is outstanding no more.
 func (a *account) used() {
 	n := min(a.due, 1000)
 	a.due -= n

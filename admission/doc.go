@@ -5,10 +5,12 @@
 //
 // A [Gate] counts every admitted request in flight, per client, pool and burst
 // level, from its admission to its end, which the access log tells. While a pool
-// is full, that is, has nine tenths of its limit in flight, each client is held to
-// its weighted max-min share of it and each level to its budget; otherwise nobody
-// is. Who is sent away gets a slot in a virtual queue that moves as fast as places
-// become free. All that needs an overview of clients happens in [Gate.Step]; a
+// is full, that is, has nine tenths of its limit in flight, or all but one place,
+// each client is held to its weighted max-min share of it and each level to its
+// budget; otherwise nobody is. Who is sent away gets a slot in a virtual queue that
+// moves as fast as places become free; shortly before and after a slot of a client
+// below its share, a place is kept from those that have theirs, so that who polls
+// does not take it. All that needs an overview of clients happens in [Gate.Step]; a
 // request takes two or three short locks and allocates nothing.
 //
 // It never picks an endpoint, which is the plan's, and writes no HTTP: its

@@ -15,6 +15,13 @@ const (
 	// leadMin and leadMax bound how long before a slot a place is kept for it.
 	leadMin = 100 * time.Millisecond
 	leadMax = 5 * time.Second
+	// Of a pool of fewer places than smallPool one is more than fullShare leaves: it
+	// is kept free only while somebody is told to come for it within soonLeads times
+	// the lead. With more leads, clients that come now and then have more of the
+	// pool, and more of it stands empty: of 2 places beside a client that would take
+	// both, a fifth at 6 and three tenths without a bound.
+	smallPool = 10
+	soonLeads = 6
 	// A pool's limit moves no faster than this per second, so that clients who
 	// follow their share do not swing with it.
 	fastestDown = 0.30
@@ -46,6 +53,8 @@ type pool struct {
 	// due is how many requests, in thousandths, are expected to come about now to
 	// whom a slot and their share give a place.
 	due atomic.Int64
+	// soon is how many requests may come so within soonLeads times lead.
+	soon atomic.Int64
 	// lead is for how long before a slot its place is kept, ns.
 	lead   atomic.Int64
 	ended  atomic.Int64 // since the last step
@@ -61,7 +70,9 @@ type pool struct {
 	active   int
 	queueing int64
 	coming   int64
+	hoping   int64
 	horizon  time.Duration // up to which slots are due about now
+	farther  time.Duration // the same for soon
 }
 
 func newPool(name string, limit float64) *pool {
@@ -90,7 +101,10 @@ func (p *pool) keeps(a *account, share float64) bool {
 	if a.live == 0 || share < turnsBelow && float64(a.live) < share {
 		return expected > 0 && taken+expected >= p.whole.Load()
 	}
-	return taken+expected >= p.fullAt.Load()
+	if taken+expected < p.fullAt.Load() {
+		return false
+	}
+	return p.whole.Load() >= smallPool || taken+expected >= p.whole.Load() || p.soon.Load() > a.soon
 }
 
 func (p *pool) waterLevel() float64 { return math.Float64frombits(p.share.Load()) }
@@ -170,9 +184,9 @@ func (p *pool) slew(limit float64, dt time.Duration) {
 
 // begin starts a step: what clients want is gathered after it.
 func (p *pool) begin(step uint64, now time.Duration) {
-	p.step, p.demands, p.active, p.queueing, p.coming = step, p.demands[:0], 0, 0, 0
+	p.step, p.demands, p.active, p.queueing, p.coming, p.hoping = step, p.demands[:0], 0, 0, 0, 0
 	lead := p.nextEnd()
-	p.horizon = now + lead
+	p.horizon, p.farther = now+lead, now+soonLeads*lead
 	p.lead.Store(int64(lead))
 	for i := range p.levels {
 		p.levels[i].waiting = 0
@@ -192,6 +206,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.others.Store(p.queueing)
 	p.accounts.Store(int64(p.active))
 	p.due.Store(p.coming)
+	p.soon.Store(p.hoping)
 	if view != nil {
 		p.slew(view.Limit, dt)
 		p.places.Store(int64(view.Places))

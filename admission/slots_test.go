@@ -395,3 +395,33 @@ func TestSlotsThatLapseDoNotPushOutLaterOnes(t *testing.T) {
 		t.Errorf("waits %v; want about %v, as the first did", wait, first)
 	}
 }
+
+// TestNoPlaceIsHeldForWhoDoesNotCome is of a pool so small that one place is a
+// quarter of it.
+func TestNoPlaceIsHeldForWhoDoesNotCome(t *testing.T) {
+	w := paced(4)
+	var last string
+	for range 4 {
+		a := w.ask("hog")
+		last = a.ID
+		w.Admit(&a)
+	}
+	ghost := w.ask("ghost")
+	wait := w.Refuse(&ghost, ReasonBusy).RetryAfter
+	for range 2 { // the hog wants more than it has
+		a := w.ask("hog")
+		w.Refuse(&a, ReasonBusy)
+	}
+	w.tick(0)
+	w.end(last)
+	w.tick(0)
+	a := w.ask("hog")
+	if v := w.Admit(&a); v.Admitted || v.Reason != ReasonShare {
+		t.Fatalf("%+v with the last place promised; want its share refused", v)
+	}
+	w.tick(wait + grace + time.Millisecond)
+	a = w.ask("hog")
+	if v := w.Admit(&a); !v.Admitted {
+		t.Fatalf("%+v %v after nobody came for the last place; want the hog to enter", v, grace)
+	}
+}

@@ -100,8 +100,10 @@ func (a *account) demand(step uint64, now time.Duration) {
 	if a.active = a.live > 0 || a.slots.n() > 0; a.active {
 		p.active++
 	}
-	a.due = a.slots.coming(now, p.horizon, p, a.room(p.shareOf(a.weight)))
+	room := a.room(p.shareOf(a.weight))
+	a.due, a.soon = a.slots.coming(now, p.horizon, p, room), a.slots.coming(now, p.farther, p, min(room, 1))
 	p.coming += a.due
+	p.hoping += a.soon
 	if a.queueing = a.slots.own() > 0; a.queueing {
 		p.queueing++
 	}
