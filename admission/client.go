@@ -117,12 +117,6 @@ func (a *account) room(share float64) int64 {
 	return n
 }
 
-// await notes one slot more that is due about now.
-func (a *account) await() {
-	a.due += 1000
-	a.pool.due.Add(1000)
-}
-
 // used notes that a slot of the account is outstanding no more.
 func (a *account) used() {
 	n := min(a.due, 1000)

@@ -65,18 +65,9 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 		quota: quota, crowding: b.pool.others.Load(), early: b.early, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
 	}
-	if why == ReasonBusy && b.due && !a.again && share < turnsBelow && a.room(share) > 0 {
-		// It came when it was told to and found no place: the next that is free is
-		// kept for it.
-		t.next = time.Duration(b.pool.lead.Load())
-	}
-	slot, ok := a.slots.give(&t)
-	switch {
-	case ok && t.next > 0:
-		a.again = true
-		a.await()
-	case b.due:
-		a.again = false
+	slot, ok := a.giveNext(&t, b, why)
+	if !ok {
+		slot, ok = a.slots.give(&t)
 	}
 	if !a.queueing && a.slots.own() > 0 {
 		a.queueing = true
@@ -93,6 +84,23 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 		wait += spread(b.ask.Seed, min(wait/4, time.Duration(line.spacing.Load())))
 	}
 	r.RetryAfter = whole(wait)
+}
+
+// giveNext gives a request that came when it was told to and found no place a
+// slot at which the next that becomes free is kept for it, once in a row, if the
+// account has less than a share so small that it can't wait for its others.
+func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok bool) {
+	if !b.due {
+		return 0, false
+	}
+	share, lead := b.pool.shareOf(b.weight), time.Duration(b.pool.lead.Load())
+	a.again = !a.again && why == ReasonBusy && share < turnsBelow && a.room(share) > 0 && lead <= t.patience
+	if !a.again {
+		return 0, false
+	}
+	a.due += 1000
+	a.pool.due.Add(1000)
+	return a.slots.keep(t, t.now+lead, true, retryFloor), true
 }
 
 // ownTurn gives a slot behind the client's own requests, by the rate at which

@@ -11,7 +11,8 @@ import (
 // slots are the times at which an account's refused requests may come back.
 //
 // The level's line is for everybody's first few: an account has freeSlots in it,
-// fewer after it came back too early, and more only as long as the line is short.
+// or one more than its share of the pool where that is less, fewer after it came
+// back too early, and more only as long as the line is short.
 // Its further requests, and those that came back before their time, queue behind
 // the account's own last slot, ownPace times as far apart and the farther the more
 // accounts do that. So who hammers waits longer and longer itself, and pushes the
@@ -173,12 +174,11 @@ type turn struct {
 	patience time.Duration
 	line     *line
 	level    fleet.BurstLevel
-	quota    int64         // of requests in flight
-	crowding int64         // accounts that queue outside the line
-	early    bool          // it came before its time
-	alone    bool          // nobody else uses the pool
-	next     time.Duration // if not 0, when it has its slot, whatever the line
-	most     int           // slots that its account may have in the line
+	quota    int64 // of requests in flight
+	crowding int64 // accounts that queue outside the line
+	early    bool  // it came before its time
+	alone    bool  // nobody else uses the pool
+	most     int   // slots that its account may have in the line
 	seed     uint64
 }
 
@@ -188,9 +188,6 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	spacing := time.Duration(t.line.spacing.Load())
 	if t.alone {
 		spacing = time.Duration(t.line.solo.Load())
-	}
-	if at := t.now + t.next; t.next > 0 && t.next <= t.patience {
-		return s.keep(t, at, true, retryFloor), true
 	}
 	earliness := s.earliness(t.now)
 	if !t.early {
