@@ -1,0 +1,301 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/netip"
+	"runtime/debug"
+	runtimemetrics "runtime/metrics"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
+	"github.com/fairlead-proxy/fairlead/scorer"
+	"github.com/fairlead-proxy/fairlead/telemetry"
+	"github.com/fairlead-proxy/fairlead/xds"
+)
+
+// twoServers is a pool of two endpoints, each with room for 64.
+func twoServers() *fleet.Config {
+	return &fleet.Config{
+		Pools: []fleet.Pool{{Name: "h100", MaxInFlight: 64, Limit: fleet.LimitFixed, Telemetry: fleet.Telemetry{Source: fleet.TelemetryPush}, Endpoints: []fleet.Endpoint{
+			{Name: "a", Address: netip.MustParseAddrPort("10.0.0.1:1"), Capacity: 1}, {Name: "b", Address: netip.MustParseAddrPort("10.0.0.1:2"), Capacity: 1}}}},
+		Routes: []fleet.Route{{Name: "chat", Split: fleet.Split{{Pool: "h100", Weight: 1}}}},
+	}
+}
+
+// viewed is a scoring that keeps what it told admission last.
+type viewed struct {
+	*scoring
+	views []admission.PoolView
+}
+
+func newViewed(t *testing.T, cfg *fleet.Config) *viewed {
+	t.Helper()
+	v := &viewed{}
+	v.scoring = newScoring(scoringModel{Model: scorer.Formula(scorer.FormulaOptions{})}, accesslog.NewLedger(time.Now),
+		func(_ time.Time, views []admission.PoolView) []admission.PoolState {
+			v.views = views
+			return nil
+		})
+	v.reconfigure(cfg, nil)
+	return v
+}
+
+func (v *viewed) key(i int) fleet.EndpointKey {
+	p := &v.config.Pools[0]
+	return fleet.EndpointKey{Pool: p.Name, Address: p.Endpoints[i].Address}
+}
+
+// answers has an endpoint send a request away.
+func (v *viewed) answers(i, code int, wait time.Duration, at time.Time) {
+	v.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: v.key(i), Code: code, RetryAfter: wait, At: at})
+}
+
+func TestAdmissionIsToldWhatEndpointsCanHold(t *testing.T) {
+	s := testScoring(t, twoServers())
+	endpoint := func(port uint16, set func(*plan.EndpointInput)) plan.EndpointInput {
+		e := plan.EndpointInput{Address: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), Weight: 1, MaxInFlight: 10, State: fleet.StateNeutral}
+		set(&e)
+		return e
+	}
+	views := s.poolViews(time.Now(), []plan.PoolInput{
+		{Name: "h100", Endpoints: []plan.EndpointInput{
+			endpoint(1, func(e *plan.EndpointInput) { e.Risk, e.InFlight = 0.25, 3 }),
+			endpoint(2, func(e *plan.EndpointInput) { e.Closed, e.InFlight = true, 2 }),
+			endpoint(3, func(e *plan.EndpointInput) { e.State, e.InFlight = fleet.StateDraining, 4 }),
+			endpoint(4, func(e *plan.EndpointInput) { e.Weight = 0 }),
+			endpoint(5, func(e *plan.EndpointInput) { e.MaxInFlight = 20; e.Risk = 0.5 }),
+		}},
+		{Name: "empty"},
+	})
+	if got := views[0]; got.Name != "h100" || got.Limit != 10*0.75+20*0.5 || got.InFlight != 9 || got.Places != 40 || got.Reopens != 0 {
+		t.Errorf("told %+v; want a limit of 17.5, 9 in flight and 40 places", got)
+	}
+	if got := views[1]; got != (admission.PoolView{Name: "empty"}) {
+		t.Errorf("told %+v of a pool without endpoints", got)
+	}
+}
+
+func TestClosedEndpointsAreNoRoom(t *testing.T) {
+	s := newViewed(t, twoServers())
+	now := time.Now()
+	tell := func(at time.Time, limit float64, places int, reopens time.Duration) {
+		t.Helper()
+		s.step(at)
+		got := s.views[0]
+		if math.Abs(got.Limit-limit) > 1e-9 || got.Places != places || got.Reopens != reopens {
+			t.Errorf("%v later admission is told %+v; want a limit of %v, %d places and %v until one opens", at.Sub(now), got, limit, places, reopens)
+		}
+	}
+	s.step(now)
+	tell(now, s.views[0].Limit, 128, 0)
+	one := s.views[0].Limit / 2
+	if one <= 0 {
+		t.Fatalf("%+v", s.views[0])
+	}
+	s.answers(0, 503, 10*time.Second, now)
+	tell(now, one, 64, 0)
+	s.answers(0, 429, 0, now) // a second, which ends before
+	tell(now.Add(2*time.Second), one, 64, 0)
+	s.answers(1, 429, 5*time.Second, now)
+	// Who comes back when told must find it open, though both were closed for less.
+	tell(now.Add(2*time.Second), 0, 0, 3*time.Second)
+	s.answers(1, 429, 30*time.Second, now)
+	tell(now.Add(2*time.Second), 0, 0, 8*time.Second)
+	tell(now.Add(10*time.Second), one, 64, 0)
+	tell(now.Add(30*time.Second), 2*one, 128, 0)
+}
+
+// TestOnlyPoolsThatWantItHaveLearnedLimits: the others keep the config's, whatever
+// their engines tell.
+func TestOnlyPoolsThatWantItHaveLearnedLimits(t *testing.T) {
+	for mode, want := range map[fleet.LimitMode]int32{0: 64, fleet.LimitFixed: 64, fleet.LimitLearned: 3} {
+		cfg := twoServers()
+		cfg.Pools[0].Limit = mode
+		s := newViewed(t, cfg)
+		s.states = []admission.PoolState{{Name: "h100"}}
+		s.states[0].Levels[4] = admission.LevelState{InFlight: 2, MeanInput: 2000, MeanOutput: 1000}
+		now := time.Now()
+		s.read(telemetry.Reading{Endpoint: s.key(0), Sample: telemetry.Sample{At: now, Known: telemetry.HasKVTokens | telemetry.HasKVUsage, KVTokens: 10_000}})
+		inputs, _ := s.step(now)
+		if got := inputs.Pools[0].Endpoints[0].MaxInFlight; got != want {
+			t.Errorf("limit %d of a pool of mode %d whose cache holds three requests, want %d", got, mode, want)
+		}
+	}
+}
+
+func TestLearnedBytesPerTokenReachThePlan(t *testing.T) {
+	s := newViewed(t, twoServers())
+	inputs, _ := s.step(time.Now())
+	if got := inputs.Routes[0].BytesPerToken; got != 0 {
+		t.Errorf("%v bytes a token before anything was learned, want 0", got)
+	}
+	for range 300 {
+		s.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Route: "chat", RequestBytes: 8000, Usage: fleet.Usage{Known: true, Input: 1000}})
+	}
+	inputs, _ = s.step(time.Now())
+	if got := inputs.Routes[0].BytesPerToken; got < 7.5 || got > 8 {
+		t.Errorf("%v bytes a token in the plan, want 8 of what was learned", got)
+	}
+}
+
+// runs is a server that serves nothing yet, with the time that its ticks go by.
+type runs struct {
+	*Server
+	now time.Time
+	ids int
+}
+
+func newRuns(t *testing.T, o Options) *runs {
+	t.Helper()
+	o.Config = testConfig(t)
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &runs{Server: s, now: time.Now().Add(bucket)}
+}
+
+func (r *runs) pass(d time.Duration) {
+	r.now = r.now.Add(d)
+	r.step(r.now)
+}
+
+var gpu = fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}
+
+// enter admits a request and reserves its place.
+func (r *runs) enter(t *testing.T) (id string) {
+	t.Helper()
+	r.ids++
+	id = fmt.Sprintf("1718924567123-007-%04d", r.ids)
+	a := admission.Ask{ID: id, Route: "chat", Pool: "gpu", Level: 7, Class: fleet.ClassInteractive, Output: 4096, At: r.now}
+	if v := r.gate.Admit(&a); !v.Admitted {
+		t.Fatalf("%+v", v)
+	}
+	if !r.ledger.Reserve(id, gpu, 4, time.Minute, r.now) {
+		t.Fatal("no place")
+	}
+	return id
+}
+
+// inFlight is what the ledger and the gate count.
+func (r *runs) inFlight() [2]int { return [2]int{r.ledger.Total(), r.gate.Counters().Claims} }
+
+// TestWithoutAnyLogRequestsCountForTheirTime: nothing will confirm them.
+func TestWithoutAnyLogRequestsCountForTheirTime(t *testing.T) {
+	r := newRuns(t, Options{})
+	r.pass(bucket)
+	r.enter(t)
+	r.pass(3 * time.Second)
+	if got := r.inFlight(); got != [2]int{1, 1} {
+		t.Errorf("ledger and gate count %v after 3 s without any log; want one each", got)
+	}
+	r.pass(time.Minute)
+	r.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: "n"})
+	r.pass(bucket)
+	r.enter(t)
+	r.pass(3 * time.Second)
+	if got := r.inFlight(); got != [2]int{} {
+		t.Errorf("ledger and gate count %v after 3 s in which a log came that told nothing of it; want none", got)
+	}
+	r.logsEnded("n")
+	r.pass(bucket)
+	r.enter(t)
+	r.pass(3 * time.Second)
+	if got := r.inFlight(); got != [2]int{1, 1} {
+		t.Errorf("ledger and gate count %v after 3 s without the log that was there; want one each", got)
+	}
+}
+
+// TestRequestsOfSidecarsThatLeftEndInLedgerAndGate: after the grace of their logs,
+// or almost at once where nothing of them is left.
+func TestRequestsOfSidecarsThatLeftEndInLedgerAndGate(t *testing.T) {
+	for _, row := range []struct {
+		name        string
+		leave       func(*runs)
+		still, over time.Duration
+	}{
+		{"no log any more", func(r *runs) { r.logsEnded("n") }, 10 * time.Second, 20 * time.Second},
+		{"no stream any more, xDS last", func(r *runs) {
+			r.logsEnded("n")
+			r.observeXDS(xds.Event{Kind: xds.EventDisconnect, Node: "n"})
+		}, 0, 5 * time.Second},
+		{"no stream any more, logs last", func(r *runs) {
+			r.observeXDS(xds.Event{Kind: xds.EventDisconnect, Node: "n"})
+			r.logsEnded("n")
+		}, 0, 5 * time.Second},
+		{"nothing happened", func(*runs) {}, 20 * time.Second, 26 * time.Second},
+	} {
+		r := newRuns(t, Options{})
+		r.now = time.Now() // graces begin now
+		r.observeXDS(xds.Event{Kind: xds.EventConnect, Node: "n"})
+		for _, node := range []string{"n", "other"} {
+			r.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: node})
+		}
+		r.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: r.enter(t), Attempt: 1, Endpoint: gpu, At: r.now})
+		row.leave(r)
+		begin := r.now
+		r.pass(row.still)
+		if got := r.inFlight(); got != [2]int{1, 1} {
+			t.Errorf("%s: ledger and gate count %v after %v; want one each", row.name, got, row.still)
+		}
+		r.now = begin
+		r.pass(row.over)
+		if got := r.inFlight(); got != [2]int{} {
+			t.Errorf("%s: ledger and gate count %v after %v; want none", row.name, got, row.over)
+		}
+	}
+}
+
+// TestHeapIsTunedOnlyWhereItIsWanted: a program that embeds serve keeps its own
+// GC percentage.
+func TestHeapIsTunedOnlyWhereItIsWanted(t *testing.T) {
+	const before = 123
+	last := debug.SetGCPercent(before)
+	defer debug.SetGCPercent(last)
+	percent := func() uint64 {
+		sample := []runtimemetrics.Sample{{Name: "/gc/gogc:percent"}}
+		runtimemetrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	newRuns(t, Options{}).pass(bucket)
+	if got := percent(); got != before {
+		t.Errorf("GC percentage %d, want the %d that was set", got, before)
+	}
+	tuned := newRuns(t, Options{TuneGC: true})
+	tuned.pass(bucket)
+	if got, want := percent(), tuned.collector.percent; want == 0 || got != uint64(want) {
+		t.Errorf("GC percentage %d with TuneGC, want the %d that fits what lives", got, want)
+	}
+}
+
+// TestLimiterTakesTheShardsPart: of two shards the first takes what does not
+// divide.
+func TestLimiterTakesTheShardsPart(t *testing.T) {
+	for shard, want := range []int{3, 2} {
+		cfg := testConfig(t)
+		cfg.Serve.Redis, cfg.Serve.Shard = &fleet.Redis{Address: "127.0.0.1:1", Replicas: 2, OnError: fleet.OnErrorLocal}, shard
+		l := newLimiter(cfg, slog.New(slog.DiscardHandler))
+		rates := admission.Rates{Requests: fleet.Rate{Amount: 5, Window: 24 * time.Hour}}
+		admitted, now := 0, time.Now()
+		for range 10 {
+			if l.Reserve(admission.LimitKey{Limit: "l"}, rates, 0, now).Admitted {
+				admitted++
+			}
+		}
+		if admitted != want {
+			t.Errorf("shard %d of 2 admits %d of 5, want %d", shard, admitted, want)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := newLimiter(testConfig(t), nil).Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
