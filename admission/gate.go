@@ -248,6 +248,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 		older, ok := g.claims.add(&k)
 		if older.id != "" {
 			older.release()
+			g.settle(older.ticket, 0) // one of the two goes on
 		}
 		if ok {
 			return true

@@ -172,6 +172,28 @@ func TestCancelledRequestGivesItsTokensBack(t *testing.T) {
 	}
 }
 
+func TestSecondRequestUnderOneIDGivesTheTokensOfTheFirstBack(t *testing.T) {
+	limiter := &scripted{}
+	w := newWorld(config(rated(0)), 100, limiter)
+	a := w.ask("a")
+	w.Admit(&a)
+	b := a
+	b.Output = 300
+	w.Admit(&b)
+	if want := []settled{{300, 0}}; !slices.Equal(limiter.settled, want) {
+		t.Errorf("settled %v; want %v, the first's", limiter.settled, want)
+	}
+	w.tick(unconfirmedLease) // the second lapses
+	w.Admit(&a)
+	w.Cancel(a.ID)
+	if want := []settled{{300, 0}, {400, 0}, {300, 0}}; !slices.Equal(limiter.settled, want) {
+		t.Errorf("settled %v; want %v, each once", limiter.settled, want)
+	}
+	if n := counted(t, w.Gate); n != 0 {
+		t.Errorf("%d in flight; want none", n)
+	}
+}
+
 func TestRequestThatFindsTheTableFullGivesAllBack(t *testing.T) {
 	limiter := &scripted{}
 	w := newWorld(config(), 100, nil)
