@@ -334,7 +334,8 @@ limits:
 			return reply(metadata{"fairlead.log": logged, "fairlead.limit": map[string]any{"x-ratelimit-remaining": "3"}})
 		}, 200, map[string]string{"x-ratelimit-remaining": "3"}},
 		{"a route without limit", "/hinted/messages", limited, 200, and(map[string]string{"x-recommended-concurrency": "8"})},
-		{"a route that tells nothing", "/bare/messages", limited, 200, theirs},
+		{"a route without limit or fair share", "/bare/messages", limited, 200, and(map[string]string{"x-recommended-concurrency": "8"})},
+		{"no standing there", "/bare/messages", func() *extprocv3.ProcessingResponse { return reply(metadata{"fairlead.log": logged}) }, 200, theirs},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p.answerWith(always(c.answer))
