@@ -93,6 +93,37 @@ func TestRefusalOfALevelLeavesNothingCounted(t *testing.T) {
 	}
 }
 
+func TestRefusalForWantOfAPlaceLeavesNothingCounted(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	p := w.pool()
+	p.places.Store(2)
+	var ids []string
+	for i := range 10 {
+		a := w.ask("a")
+		a.Unplaced = true
+		v := w.Admit(&a)
+		if want := i < 2; v.Admitted != want || !want && v.Reason != ReasonBusy {
+			t.Fatalf("request %d of 2 places: %+v", i, v)
+		}
+		if v.Admitted {
+			ids = append(ids, a.ID)
+		}
+	}
+	if n := counted(t, w.Gate); n != 2 {
+		t.Errorf("%d in flight; want the 2 that entered", n)
+	}
+	placed := w.ask("a") // the plan has a place for it
+	if v := w.Admit(&placed); !v.Admitted {
+		t.Errorf("%+v; want it admitted", v)
+	}
+	for _, id := range append(ids, placed.ID) {
+		w.end(id)
+	}
+	if n := counted(t, w.Gate); n != 0 {
+		t.Errorf("%d in flight after all ended; want none", n)
+	}
+}
+
 // TestOnlyOneSignOfLifeRevivesAClaim has many signs of life of one lapsed request
 // arrive at once: all but one find it revived when they have counted it.
 func TestOnlyOneSignOfLifeRevivesAClaim(t *testing.T) {
