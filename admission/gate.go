@@ -378,15 +378,15 @@ func (k *claim) measure(o *fleet.Outcome) {
 }
 
 // charged is what a request is charged that told what it took. A stream that
-// broke off tells its output alone, and one that ended in an error may have
-// generated more than it told: nobody is charged less than what is known
-// otherwise.
+// broke off tells its output alone, one that ended in an error may have generated
+// more than it told, and one that tells no output at all told something there that
+// is no number: nobody is charged less than what is known otherwise.
 func (k *claim) charged(o *fleet.Outcome) fleet.Tokens {
 	input, output := o.Usage.Input, o.Usage.Output
 	if input == 0 { // no prompt has no tokens
 		input = k.input
 	}
-	if o.Usage.Error {
+	if o.Usage.Error || output == 0 {
 		output = max(output, k.route.generated(o.ResponseBytes, k.output))
 	}
 	return input + output

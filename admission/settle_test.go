@@ -32,6 +32,7 @@ func TestReservationsAreSettledByWhatIsKnown(t *testing.T) {
 		{"broken off: the prompt is charged as estimated", 200, fleet.CauseClientGone, 500, fleet.Usage{Known: true, Output: 30}, 130},
 		{"ended in an error: output as long as it is", 200, fleet.CauseOK, 500, fleet.Usage{Known: true, Input: 80, Output: 1, Error: true}, 180},
 		{"error that told more than its length", 200, fleet.CauseOK, 5, fleet.Usage{Known: true, Input: 80, Output: 50, Error: true}, 130},
+		{"told a prompt and no usable output", 200, fleet.CauseOK, 500, fleet.Usage{Known: true, Input: 80}, 180},
 		{"told nothing", 200, fleet.CauseOK, 500, fleet.Usage{}, unsettled},
 		{"broken off and told nothing", 200, fleet.CauseClientGone, 500, fleet.Usage{}, 200},
 		{"refused upstream", 503, fleet.CauseServerError, 20, fleet.Usage{}, 0},
