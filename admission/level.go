@@ -36,7 +36,6 @@ type level struct {
 
 	// Sums since the last step.
 	ended                    atomic.Int64
-	timed, resided           atomic.Int64 // ends that were seen, and their ns in flight
 	took, tookIn, tookOut    atomic.Int64 // ends that generated, and their tokens
 	asked, askedIn, askedOut atomic.Int64 // admissions, and their estimates
 	// loose counts requests that found no room in the table of claims, by the

@@ -63,7 +63,6 @@ type loop struct {
 	queue   events
 	lasts   [fleet.BurstLevels]time.Duration // mean time in flight
 	live    int
-	area    float64 // ∫ live, from the time of measuring on
 	levels  [fleet.BurstLevels]float64
 	byLevel [fleet.BurstLevels]int
 	lives   []float64 // at ticks
