@@ -53,9 +53,8 @@ func (c *client) advised(a *account, b *bid) int {
 func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	line := &b.pool.levels[b.ask.Level].line
 	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
-	// Slots begin where an endpoint opens again.
 	from, patience := b.now, b.patience(retryCap)
-	if opens := time.Duration(b.pool.reopens.Load()); opens > from {
+	if opens := b.opens(); opens > from {
 		from, patience = opens, b.patience(retryMax)-(opens-from)
 	}
 	a.stir()
@@ -108,7 +107,7 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 	level := &b.pool.levels[b.ask.Level]
 	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
-	slot := max(b.now+retryFloor, u.tail) + spacing
+	slot := max(b.opens()+retryFloor, u.tail) + spacing
 	if r.ShouldRetry = slot <= b.now+b.patience(retryCap); r.ShouldRetry {
 		u.tail = slot
 	}
@@ -120,7 +119,7 @@ func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 func (c *client) nextWindow(r *Refusal, b *bid, q Quota, cost int64) {
 	u := c.use(b.limit.Name)
 	spacing := time.Duration(float64(q.Window) * min(1, float64(cost)/float64(max(1, q.Limit))))
-	begin := b.now + max(q.Reset, time.Millisecond)
+	begin := max(b.opens(), b.now+max(q.Reset, time.Millisecond))
 	slot := max(begin, u.next+spacing)
 	wait := slot - b.now
 	if r.ShouldRetry = wait <= b.patience(retryMax); r.ShouldRetry {
@@ -129,6 +128,10 @@ func (c *client) nextWindow(r *Refusal, b *bid, q Quota, cost int64) {
 	// All windows begin at once: a tenth of one is there to spread in.
 	r.RetryAfter = whole(wait + spread(b.ask.Seed, min(spacing, q.Window/10, retryMax-wait)))
 }
+
+// opens is when there may be slots: from now on, or from when an endpoint of the
+// pool wants requests again.
+func (b *bid) opens() time.Duration { return max(b.now, time.Duration(b.pool.reopens.Load())) }
 
 // patience is how long the caller waits at most.
 func (b *bid) patience(most time.Duration) time.Duration {

@@ -37,7 +37,7 @@ func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
 		Class:    classOf(v.info, r),
 		Input:    v.class.Prompt,
 		Output:   times(v.budget, v.answers),
-		Answers:  int(min(v.answers, maxPrompt)),
+		Answers:  int(v.answers),
 		Unread:   v.source.guessed(),
 		Unplaced: v.decision.Action == plan.ActionLeave,
 		Timeout:  r.pace.patience(),

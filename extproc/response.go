@@ -119,9 +119,6 @@ func (s *Service) waitOf(r *request, w *waiting, now time.Time) (wait, RetrySour
 	} else {
 		fields = waitOf(s.slot(w, now))
 	}
-	if r.told(wire.HeaderRecommendedConcurrency) != "" {
-		fields.concurrency = 0
-	}
 	if r.told(wire.HeaderShouldRetry) != "" {
 		fields.shouldRetry = true
 	}

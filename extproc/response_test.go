@@ -79,7 +79,7 @@ func TestAnswersThatTurnAwayGetTheRetryFieldsTheyLack(t *testing.T) {
 		{"a long wait", answer("429", "x-ratelimit-reset-tokens", "6m0s"),
 			map[string]string{"retry-after-ms": "60000", "retry-after": "60", "x-recommended-concurrency": "3", "x-should-retry": "false"}, RetryTold, "1m0s"},
 		{"own word on retries", answer("429", "x-ratelimit-reset-tokens", "6m0s", "x-should-retry", "true", "x-recommended-concurrency", "77"),
-			map[string]string{"retry-after-ms": "60000", "retry-after": "60"}, RetryTold, "1m0s"},
+			map[string]string{"retry-after-ms": "60000", "retry-after": "60", "x-recommended-concurrency": "3"}, RetryTold, "1m0s"},
 		{"junk", answer("429", "x-ratelimit-reset-tokens", "whenever"),
 			map[string]string{"retry-after-ms": "2234", "retry-after": "3", "x-recommended-concurrency": "8"}, RetryGiven, "2.234s"},
 	} {

@@ -162,7 +162,11 @@ func (s *steered) serveLog(t *testing.T) {
 			defer s.mu.Unlock()
 			s.outcomes = append(s.outcomes, o)
 		},
-		NodeGone: func(node string) { s.ledger.Load().NodeGone(node) },
+		Observe: func(e accesslog.Event) {
+			if e.Kind == accesslog.EventStreamEnded { // an Envoy's streams end together here
+				s.ledger.Load().NodeGone(e.Node)
+			}
+		},
 	})
 	options := append(accesslog.ServerOptions(), grpc.StreamInterceptor(
 		func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {

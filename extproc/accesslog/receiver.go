@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"sync"
 	"time"
 
 	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
@@ -51,9 +50,10 @@ type Options struct {
 	// Sink gets every outcome, in the order of its stream; several streams call
 	// it at the same time. It must not block.
 	Sink func(fleet.Outcome)
-	// NodeGone is called when the last log stream of an Envoy has ended.
-	NodeGone func(node string)
-	// Observe gets counts for metrics.
+	// Observe gets counts for metrics, and is told of each stream that begins and
+	// ends. An Envoy has several, one per log and worker, and a new one may begin
+	// before the end of the old one is told: who wants to know which Envoys have any
+	// counts both.
 	Observe func(Event)
 	Log     *slog.Logger
 	// Now stamps outcomes; default time.Now.
@@ -61,20 +61,12 @@ type Options struct {
 }
 
 // Receiver serves envoy.service.accesslog.v3.AccessLogService.
-type Receiver struct {
-	o Options
-
-	mu      sync.Mutex
-	streams map[string]int // open streams per node
-}
+type Receiver struct{ o Options }
 
 // New returns a Receiver. It starts nothing.
 func New(o Options) *Receiver {
 	if o.Observe == nil {
 		o.Observe = func(Event) {}
-	}
-	if o.NodeGone == nil {
-		o.NodeGone = func(string) {}
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -82,7 +74,7 @@ func New(o Options) *Receiver {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Receiver{o: o, streams: map[string]int{}}
+	return &Receiver{o: o}
 }
 
 // ServiceName is the gRPC service that Envoy streams its logs to.
@@ -100,17 +92,6 @@ func (r *Receiver) Register(g *grpc.Server) {
 		}},
 		Metadata: "envoy/service/accesslog/v3/als.proto",
 	}, r)
-}
-
-// Streams is the number of open log streams per Envoy node.
-func (r *Receiver) Streams() map[string]int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := make(map[string]int, len(r.streams))
-	for node, n := range r.streams {
-		out[node] = n
-	}
-	return out
 }
 
 // stream is the part of grpc.ServerStream that receive uses.
@@ -222,26 +203,13 @@ func httpLogs(message []byte) []byte {
 }
 
 func (r *Receiver) open(node string) {
-	r.mu.Lock()
-	r.streams[node]++
-	r.mu.Unlock()
 	r.o.Observe(Event{EventStreamBegan, node, 1})
 	r.o.Log.Debug("access log stream began", "node", node)
 }
 
 func (r *Receiver) close(node string) {
-	r.mu.Lock()
-	r.streams[node]--
-	last := r.streams[node] == 0
-	if last {
-		delete(r.streams, node)
-	}
-	r.mu.Unlock()
 	r.o.Observe(Event{EventStreamEnded, node, 1})
-	r.o.Log.Debug("access log stream ended", "node", node, "last", last)
-	if last {
-		r.o.NodeGone(node)
-	}
+	r.o.Log.Debug("access log stream ended", "node", node)
 }
 
 // nodeName bounds what a peer calls itself.

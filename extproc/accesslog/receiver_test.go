@@ -41,20 +41,22 @@ func recorded(t testing.TB) [][]byte {
 type sink struct {
 	mu       sync.Mutex
 	outcomes chan fleet.Outcome
-	gone     chan string
+	ended    chan string
 	events   map[EventKind]int
 }
 
 func serve(t *testing.T) (*Receiver, *sink, alsv3.AccessLogServiceClient) {
 	t.Helper()
-	s := &sink{outcomes: make(chan fleet.Outcome, 100), gone: make(chan string, 10), events: map[EventKind]int{}}
+	s := &sink{outcomes: make(chan fleet.Outcome, 100), ended: make(chan string, 10), events: map[EventKind]int{}}
 	r := New(Options{
-		Sink:     func(o fleet.Outcome) { s.outcomes <- o },
-		NodeGone: func(node string) { s.gone <- node },
+		Sink: func(o fleet.Outcome) { s.outcomes <- o },
 		Observe: func(e Event) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.events[e.Kind] += e.N
+			if e.Kind == EventStreamEnded {
+				s.ended <- e.Node
+			}
 		},
 	})
 	path := filepath.Join(t.TempDir(), "s")
@@ -90,7 +92,7 @@ func receive[T any](t *testing.T, from chan T) T {
 }
 
 func TestOnlyTheFirstMessageOfAStreamNamesTheNode(t *testing.T) {
-	r, s, client := serve(t)
+	_, s, client := serve(t)
 	stream, err := client.StreamAccessLogs(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -108,14 +110,11 @@ func TestOnlyTheFirstMessageOfAStreamNamesTheNode(t *testing.T) {
 			t.Errorf("outcome %+v; want %v of edge-1", o, want)
 		}
 	}
-	if got := r.Streams()["edge-1"]; got != 1 {
-		t.Errorf("%d streams", got)
-	}
 	if _, err := stream.CloseAndRecv(); err != nil {
 		t.Error(err)
 	}
-	if node := receive(t, s.gone); node != "edge-1" {
-		t.Errorf("%s is gone", node)
+	if node := receive(t, s.ended); node != "edge-1" {
+		t.Errorf("a stream of %s ended", node)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +123,7 @@ func TestOnlyTheFirstMessageOfAStreamNamesTheNode(t *testing.T) {
 	}
 }
 
-func TestNodeIsGoneWithItsLastStream(t *testing.T) {
+func TestEachStreamOfANodeIsTold(t *testing.T) {
 	_, s, client := serve(t)
 	var streams []alsv3.AccessLogService_StreamAccessLogsClient
 	for range 2 {
@@ -138,18 +137,19 @@ func TestNodeIsGoneWithItsLastStream(t *testing.T) {
 		receive(t, s.outcomes)
 		streams = append(streams, stream)
 	}
-	if _, err := streams[0].CloseAndRecv(); err != nil {
-		t.Fatal(err)
+	for n, stream := range streams {
+		if _, err := stream.CloseAndRecv(); err != nil {
+			t.Fatal(err)
+		}
+		if node := receive(t, s.ended); node != "edge-1" {
+			t.Errorf("a stream of %s ended", node)
+		}
+		s.mu.Lock()
+		if began, ended := s.events[EventStreamBegan], s.events[EventStreamEnded]; began != 2 || ended != n+1 {
+			t.Errorf("%d streams began and %d ended; want 2 and %d", began, ended, n+1)
+		}
+		s.mu.Unlock()
 	}
-	select {
-	case node := <-s.gone:
-		t.Errorf("%s is gone with a stream left", node)
-	default:
-	}
-	if _, err := streams[1].CloseAndRecv(); err != nil {
-		t.Fatal(err)
-	}
-	receive(t, s.gone)
 }
 
 func TestTenMegabyteEntryIsRead(t *testing.T) {

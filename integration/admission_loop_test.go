@@ -1,0 +1,114 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// loopPlace is a served pool of eight places whose requests take a while.
+func loopPlace(t *testing.T, takes time.Duration) *served {
+	m := newModelServer(t)
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		pause(r.Context(), takes)
+		_, _ = io.WriteString(w, `{}`)
+	}))
+	n := newModelServer(t)
+	n.answerWith(m.script)
+	return startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 4, endpoints: [ { address: %q }, { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`, m.addr(), n.addr()))
+}
+
+// TestBlindRetriesDontStarveWhoWaitsAsTold: a client that comes back every 50 ms,
+// without saying that it does, has no more of a small pool than those that wait
+// for the slots they were given.
+func TestBlindRetriesDontStarveWhoWaitsAsTold(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 20 seconds")
+	}
+	s := loopPlace(t, 600*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	counting := time.Now().Add(3 * time.Second)
+	callers := []struct {
+		name    string
+		workers int
+		waits   bool
+	}{{"greedy", 16, false}, {"a", 3, true}, {"b", 3, true}}
+	served := make([]atomic.Int64, len(callers))
+	var parts sync.WaitGroup
+	for i, c := range callers {
+		for range c.workers {
+			parts.Go(func() {
+				for ctx.Err() == nil {
+					a, err := ask(context.WithoutCancel(ctx), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", "Bearer "+c.name)
+					switch {
+					case err != nil:
+						t.Error(err)
+						return
+					case a.status == http.StatusOK:
+						if time.Now().After(counting) {
+							served[i].Add(1)
+						}
+					case c.waits:
+						pause(ctx, time.Duration(whole(a.header, "Retry-After-Ms"))*time.Millisecond)
+					default:
+						pause(ctx, 50*time.Millisecond)
+					}
+				}
+			})
+		}
+	}
+	parts.Wait()
+	t.Logf("served: greedy %d, a %d, b %d", served[0].Load(), served[1].Load(), served[2].Load())
+	for i := 1; i < len(callers); i++ {
+		// Without slots that are kept it was 1 and 6 of 255.
+		if served[i].Load()*4 < served[0].Load() {
+			t.Errorf("%s was served %d times and greedy %d", callers[i].name, served[i].Load(), served[0].Load())
+		}
+	}
+}
+
+// TestALoneClientNeedNotWaitBesideAnIdlePool: 40 parallel requests of one client on
+// eight places all get through, each told when to come.
+func TestALoneClientNeedNotWaitBesideAnIdlePool(t *testing.T) {
+	const takes, requests, places = 400 * time.Millisecond, 40, 8
+	s := loopPlace(t, takes)
+	var hopeless, tries atomic.Int64
+	began := time.Now()
+	var parts sync.WaitGroup
+	for range requests {
+		parts.Go(func() {
+			for {
+				a, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, `{"max_tokens":512}`, false, "authorization", "Bearer alone")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				tries.Add(1)
+				if a.status == http.StatusOK {
+					return
+				}
+				if a.header.Get("X-Should-Retry") == "false" {
+					hopeless.Add(1)
+				}
+				pause(t.Context(), time.Duration(whole(a.header, "Retry-After-Ms"))*time.Millisecond)
+			}
+		})
+	}
+	parts.Wait()
+	t.Logf("%d requests in %v (%v of work), %d tries", requests, time.Since(began).Round(time.Millisecond), requests/places*takes, tries.Load())
+	if n := hopeless.Load(); n > 0 {
+		t.Errorf("%d of %d were told not to retry beside nobody else", n, requests)
+	}
+}
