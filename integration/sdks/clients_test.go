@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/anthropics/anthropic-sdk-go"
 	anthropicoption "github.com/anthropics/anthropic-sdk-go/option"
@@ -35,6 +36,9 @@ type client struct {
 	path, auth, credential string
 	// ask sends one request with a given budget and returns what was generated.
 	ask func(ctx context.Context, url string, maxTokens int64) (text string, header http.Header, err error)
+	// within sends one request whose caller waits no longer than timeout for each
+	// answer.
+	within func(ctx context.Context, url string, maxTokens int64, timeout time.Duration) error
 	// stream asks for a stream and returns what its deltas add up to.
 	stream func(ctx context.Context, url string) (string, error)
 	failed func(error) (failure, bool)
@@ -61,6 +65,11 @@ var clients = []client{
 				return "", nil, err
 			}
 			return got.Choices[0].Message.Content, raw.Header, nil
+		},
+		within: func(ctx context.Context, url string, maxTokens int64, timeout time.Duration) error {
+			c := newOpenAI(url)
+			_, err := c.Chat.Completions.New(ctx, openaiRequest(maxTokens), openaioption.WithRequestTimeout(timeout))
+			return err
 		},
 		stream: func(ctx context.Context, url string) (string, error) {
 			c := newOpenAI(url)
@@ -101,6 +110,11 @@ var clients = []client{
 				return "", nil, err
 			}
 			return got.Content[0].Text, raw.Header, nil
+		},
+		within: func(ctx context.Context, url string, maxTokens int64, timeout time.Duration) error {
+			c := newAnthropic(url)
+			_, err := c.Messages.New(ctx, anthropicRequest(maxTokens), anthropicoption.WithRequestTimeout(timeout))
+			return err
 		},
 		stream: func(ctx context.Context, url string) (string, error) {
 			c := newAnthropic(url)

@@ -240,6 +240,42 @@ func TestClientsStopWhereWaitingDoesNotHelp(t *testing.T) {
 	})
 }
 
+// TestClientsStopWhereTheirTimeIsTooShort: they send how long they wait, and who
+// would be gone before its slot comes gets none.
+func TestClientsStopWhereTheirTimeIsTooShort(t *testing.T) {
+	const timeout = 2 * time.Second
+	// A request of up to 512 tokens, of 25 ms each, is taken to end in 13 s.
+	limits := "limits: [{ key: authorization, concurrency: 1 }]"
+	eachClient(t, "", "", limits, func(t *testing.T, c client, p *place) {
+		release := hold(t, c, p, c.credential)
+		defer release()
+		p.forget()
+		f, ok := c.failed(c.within(context.Background(), p.url, 400, timeout))
+		if !ok || f.status != http.StatusTooManyRequests {
+			t.Fatalf("the client sees %+v", f)
+		}
+		one := p.attempts(t, 1)[0]
+		if got := one.header.Get(wire.HeaderShouldRetry); got != "false" || one.advised() <= timeout {
+			t.Errorf("%s: %q beside %v; want false beside more than %v", wire.HeaderShouldRetry, got, one.advised(), timeout)
+		}
+		if got := one.request.Get(wire.HeaderStainlessTimeout); got != "2" {
+			t.Errorf("the client sent %s: %q", wire.HeaderStainlessTimeout, got)
+		}
+		// The same request with more time is told to come back.
+		p.forget()
+		ctx, cancel := context.WithCancel(context.Background())
+		gaveUp := make(chan error, 1)
+		go func() { gaveUp <- c.within(ctx, p.url, 400, time.Minute) }()
+		patient := p.attempts(t, 1)[0]
+		cancel()
+		<-gaveUp
+		if got := patient.header.Get(wire.HeaderShouldRetry); patient.status != http.StatusTooManyRequests || got != "" || patient.advised() <= timeout {
+			t.Errorf("status %d, %s: %q beside %v; want 429 with a slot after more than %v",
+				patient.status, wire.HeaderShouldRetry, got, patient.advised(), timeout)
+		}
+	})
+}
+
 func TestClientsDoNotRepeatOversizedRequests(t *testing.T) {
 	eachClient(t, "maxOutput: 100", "", "", func(t *testing.T, c client, p *place) {
 		_, _, err := c.ask(context.Background(), p.url, 500)
