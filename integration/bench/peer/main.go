@@ -195,10 +195,6 @@ func scheduler(n int) (func() error, error) {
 func fairlead(n int) (decide, handler piece, err error) {
 	decide, handler = piece{n: n, what: "decide"}, piece{n: n, what: "handler"}
 	in, keys := inputs(n)
-	p, err := plan.Compile(in)
-	if err != nil {
-		return decide, handler, err
-	}
 	ledger := accesslog.NewLedger(time.Now)
 	// Slots are the ledger's own numbers, in the order they are asked for.
 	for i, key := range keys {
@@ -206,7 +202,8 @@ func fairlead(n int) (decide, handler piece, err error) {
 			in.Pools[0].Endpoints[i].Slot = slot
 		}
 	}
-	if p, err = plan.Compile(in); err != nil {
+	p, err := plan.Compile(in)
+	if err != nil {
 		return decide, handler, err
 	}
 	route, known := p.Route("chat")
