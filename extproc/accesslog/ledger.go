@@ -2,6 +2,7 @@ package accesslog
 
 import (
 	"cmp"
+	"container/heap"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -70,12 +71,16 @@ type Ledger struct {
 type shard struct {
 	mu   sync.Mutex
 	byID map[requestKey]*record
-	// earliest is not after the end of any running attempt's lease; the zero
-	// time when none runs.
-	earliest time.Time
+	// leases are the records whose attempts run.
+	leases leases
 	// over are the records that ended, in the order of their ends.
 	over queue
+	// free are records to use again, maxFree at most.
+	free []*record
 }
+
+// maxFree bounds the records of a shard that are kept for use.
+const maxFree = 64
 
 // requestKey is {"", decision id} or {node, request id}.
 type requestKey struct{ node, id string }
@@ -94,6 +99,32 @@ type record struct {
 	// blind.
 	blindUntil time.Time
 	queued     bool // in shard.over
+	leased     int  // place in shard.leases, from 1 on; 0: not there
+}
+
+// leases is a heap of running records, the one whose lease ends first on top
+// (heap.Interface).
+type leases []*record
+
+func (h leases) Len() int           { return len(h) }
+func (h leases) Less(i, j int) bool { return h[i].until.Before(h[j].until) }
+
+func (h leases) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].leased, h[j].leased = i+1, j+1
+}
+
+func (h *leases) Push(r any) {
+	*h = append(*h, r.(*record))
+	r.(*record).leased = len(*h)
+}
+
+func (h *leases) Pop() any {
+	last := len(*h) - 1
+	r := (*h)[last]
+	(*h)[last], *h = nil, (*h)[:last]
+	r.leased = 0
+	return r
 }
 
 // queue is a first-in first-out list of records to forget.
@@ -224,7 +255,7 @@ func (l *Ledger) Cancel(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r := s.byID[key]; r != nil && r.running && !r.confirmed {
-		l.stop(r)
+		l.stop(s, r)
 		l.forget(s, r)
 	}
 }
@@ -308,7 +339,7 @@ func (l *Ledger) ended(s *shard, r *record, n int, at time.Time) {
 	if n < r.attempt {
 		return
 	}
-	l.stop(r)
+	l.stop(s, r)
 	r.attempt = n
 	r.until = at.Add(memory)
 	if !r.queued {
@@ -320,7 +351,7 @@ func (l *Ledger) ended(s *shard, r *record, n int, at time.Time) {
 // run makes attempt n the running, confirmed one, on the endpoint really used.
 func (l *Ledger) run(s *shard, r *record, n int, on fleet.EndpointKey, at time.Time) {
 	if !r.running || (named(on) && on != r.endpoint) {
-		l.stop(r)
+		l.stop(s, r)
 		l.start(r, n, on, at)
 	}
 	r.attempt = n
@@ -336,10 +367,14 @@ func (l *Ledger) start(r *record, n int, on fleet.EndpointKey, at time.Time) {
 	}
 }
 
-func (l *Ledger) stop(r *record) {
+// stop ends the running attempt, if one runs.
+func (l *Ledger) stop(s *shard, r *record) {
 	if r.running {
 		l.slots.leave(r.slot)
 		r.running = false
+	}
+	if r.leased > 0 {
+		heap.Remove(&s.leases, r.leased-1)
 	}
 }
 
@@ -378,42 +413,35 @@ func (l *Ledger) each(do func(*shard, *record)) {
 // lease lets a running attempt count until then.
 func (s *shard) lease(r *record, until time.Time) {
 	r.until = until
-	if s.earliest.IsZero() || until.Before(s.earliest) {
-		s.earliest = until
+	if r.leased > 0 {
+		heap.Fix(&s.leases, r.leased-1)
+		return
 	}
+	heap.Push(&s.leases, r)
 }
 
 // Expire ends the leases that ran out and forgets what needs no remembering,
 // as of now. It returns how many running attempts it ended. It is cheap to call
-// often: a shard's records are looked through only when a lease may have ended,
-// and what ended is forgotten in turn.
+// often: it looks at what is due and at nothing else.
 func (l *Ledger) Expire(now time.Time) int {
 	ended := 0
 	for i := range l.shards {
 		s := &l.shards[i]
 		s.mu.Lock()
-		if !s.earliest.IsZero() && !now.Before(s.earliest) {
-			ended += l.endLeases(s, now)
-		}
+		ended += l.endLeases(s, now)
 		l.forgetOver(s, now)
 		s.mu.Unlock()
 	}
 	return ended
 }
 
-// endLeases ends the leases of a shard that ran out and finds its earliest anew.
+// endLeases ends the leases of a shard that ran out.
 func (l *Ledger) endLeases(s *shard, now time.Time) (ended int) {
-	s.earliest = time.Time{}
-	for _, r := range s.byID {
-		switch {
-		case !r.running:
-		case now.Before(r.until):
-			s.lease(r, r.until)
-		default:
-			ended++
-			l.stop(r)
-			l.forget(s, r)
-		}
+	for len(s.leases) > 0 && !now.Before(s.leases[0].until) {
+		r := s.leases[0]
+		l.stop(s, r)
+		l.forget(s, r)
+		ended++
 	}
 	return ended
 }
@@ -440,14 +468,30 @@ func (l *Ledger) add(s *shard, key requestKey) *record {
 		l.dropped.Add(1)
 		return nil
 	}
-	r := &record{key: key}
+	r := s.unused()
+	r.key = key
 	s.byID[key] = r
 	return r
 }
 
+func (s *shard) unused() *record {
+	last := len(s.free) - 1
+	if last < 0 {
+		return new(record)
+	}
+	r := s.free[last]
+	s.free[last], s.free = nil, s.free[:last]
+	return r
+}
+
+// forget drops a record whose attempt doesn't run. The caller uses it no more.
 func (l *Ledger) forget(s *shard, r *record) {
 	delete(s.byID, r.key)
 	l.records.Add(-1)
+	if !r.queued && len(s.free) < maxFree {
+		*r = record{}
+		s.free = append(s.free, r)
+	}
 }
 
 func (l *Ledger) shardOf(key requestKey) *shard {

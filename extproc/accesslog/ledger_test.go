@@ -384,6 +384,7 @@ func TestReservationsNeverPassTheLimit(t *testing.T) {
 				checkExpired(t, l, now)
 				l.SetBlind(rapid.Bool().Draw(t, "blind"))
 			}
+			checkLeases(t, l)
 			for n := 1; n <= 2; n++ {
 				if got := l.InFlight(l.Slot(endpoint(n))); got < 0 || got > limit {
 					t.Fatalf("step %d: %d in flight; the limit is %d", step, got, limit)
@@ -438,6 +439,37 @@ func checkExpired(t *rapid.T, l *Ledger, now time.Time) {
 	}
 	if l.records.Load() != n {
 		t.Fatalf("%d records counted, %d kept", l.records.Load(), n)
+	}
+}
+
+// checkLeases looks for each running attempt in its heap, and for nothing else
+// there; and that no record is kept for use that is in use.
+func checkLeases(t *rapid.T, l *Ledger) {
+	t.Helper()
+	for i := range l.shards {
+		s := &l.shards[i]
+		running := 0
+		for key, r := range s.byID {
+			if r.running {
+				running++
+			}
+			if r.running != (r.leased > 0) || (r.running && s.leases[r.leased-1] != r) {
+				t.Fatalf("%v: running %v, place %d of %d", key, r.running, r.leased, len(s.leases))
+			}
+		}
+		if len(s.leases) != running {
+			t.Fatalf("%d leases of %d that run", len(s.leases), running)
+		}
+		for k := range s.leases {
+			if k > 0 && s.leases.Less(k, (k-1)/2) {
+				t.Fatalf("lease %d ends before the one above it", k)
+			}
+		}
+		for _, r := range s.free {
+			if *r != (record{}) {
+				t.Fatalf("a record kept for use is %+v", r)
+			}
+		}
 	}
 }
 
@@ -512,6 +544,7 @@ func TestInFlightReturnsToZero(t *testing.T) {
 					l.NodeGone("edge")
 				}
 			}
+			checkLeases(t, l)
 			for n := 1; n <= 4; n++ {
 				if got := l.InFlight(l.Slot(endpoint(n))); got < 0 {
 					t.Fatalf("%d in flight on endpoint %d", got, n)
