@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -26,9 +27,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
 )
 
-// decisionBuckets are seconds: a decision takes microseconds, and what takes
-// longer than Envoy's message timeout of 200 ms is a fault.
-var decisionBuckets = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 0.2}
+// scopeName is the instrumentation scope of all metrics.
+const scopeName = "github.com/fairlead-proxy/fairlead"
+
+// newDecisions: a decision takes microseconds, and what takes longer than Envoy's
+// message timeout of 200 ms is a fault.
+func newDecisions() *histogram {
+	const us, ms = time.Microsecond, time.Millisecond
+	return newHistogram("fairlead.decision", "Time from a request's headers message to its answer.",
+		1*us, 2*us, 5*us, 10*us, 20*us, 50*us, 100*us, 200*us, 500*us, 1*ms, 5*ms, 20*ms, 200*ms)
+}
+
+func newHeaderTimes() *histogram {
+	const ms = time.Millisecond
+	return newHistogram("fairlead.attempt.headers",
+		"Time from an attempt's start to its response headers, by Envoy's access log. Not the time to the first token.",
+		5*ms, 10*ms, 25*ms, 50*ms, 100*ms, 250*ms, 500*ms, 1000*ms, 2000*ms, 4000*ms, 8000*ms, 16_000*ms, 32_000*ms, 64_000*ms)
+}
 
 // maxSeries bounds each family of labelled counters; what comes after that is
 // counted under "other". Labels are names from the config and enums, so the
@@ -106,7 +121,7 @@ func (m *metrics) outcome(o fleet.Outcome) {
 	case fleet.AttemptEnded:
 		m.attempts.add(attemptKey{o.Endpoint.Pool, o.Cause.String()}, 1)
 		if o.HeaderTime > 0 {
-			m.headers.Record(context.Background(), o.HeaderTime.Seconds())
+			m.headers.record(o.HeaderTime)
 		}
 	case fleet.RequestEnded:
 		m.ended.add(endKey{codeClass(o.Code), o.Cause.String()}, 1)
@@ -159,8 +174,8 @@ func (m *metrics) admitted(e *extproc.Event) {
 type metrics struct {
 	provider *sdkmetric.MeterProvider
 	handler  http.Handler
-	decision metric.Float64Histogram
-	headers  metric.Float64Histogram
+	decision *histogram
+	headers  *histogram
 
 	requests  *labels[requestKey]
 	budgets   *labels[string]
@@ -188,7 +203,9 @@ type metrics struct {
 func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed func() (push.Counters, uint64), gate func() admission.Counters, shared func() (ratelimit.Counters, bool), dropped func() uint64, faulty, modelRefused, pushTLSRefused func() bool) (*metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
-	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
+	decision, headers := newDecisions(), newHeaderTimes()
+	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo(),
+		otelprom.WithProducer(&histograms{time.Now(), []*histogram{decision, headers}}))
 	if err != nil {
 		return nil, err
 	}
@@ -196,6 +213,8 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 	m := &metrics{
 		provider:  provider,
 		handler:   promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
+		decision:  decision,
+		headers:   headers,
 		requests:  newLabels(requestKey{"other", "other", "other", "other"}),
 		budgets:   newLabels("other"),
 		admission: newLabels(admissionKey{"other", "other", "other"}),
@@ -210,19 +229,7 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 		ended:     newLabels(endKey{"other", "other"}),
 		anomalies: newLabels("other"),
 	}
-	meter := provider.Meter("github.com/fairlead-proxy/fairlead")
-	m.decision, err = meter.Float64Histogram("fairlead.decision", metric.WithUnit("s"),
-		metric.WithDescription("Time from a request's headers message to its answer."),
-		metric.WithExplicitBucketBoundaries(decisionBuckets...))
-	if err != nil {
-		return nil, err
-	}
-	m.headers, err = meter.Float64Histogram("fairlead.attempt.headers", metric.WithUnit("s"),
-		metric.WithDescription("Time from an attempt's start to its response headers, by Envoy's access log. Not the time to the first token."),
-		metric.WithExplicitBucketBoundaries(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64))
-	if err != nil {
-		return nil, err
-	}
+	meter := provider.Meter(scopeName)
 	if err := m.observeCounters(meter, scraped, pushed, gate, shared, dropped); err != nil {
 		return nil, err
 	}

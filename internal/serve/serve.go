@@ -436,7 +436,7 @@ func (s *Server) observeRequest(e extproc.Event) {
 	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Reason.String()}, 1)
 	s.metrics.budgets.add(e.BudgetSource.String(), 1)
 	s.metrics.admitted(&e)
-	s.metrics.decision.Record(context.Background(), e.Took.Seconds())
+	s.metrics.decision.record(e.Took)
 }
 
 // submit publishes a configuration with the weights set by hand, and lets the
