@@ -100,6 +100,8 @@ servers: [ { listen: "%[3]s", advertise: "%[4]s" } ]
 		s.XID != 0 || s.Condition != telemetry.ConditionOK {
 		t.Errorf("reading %+v, want the worst of GPUs 0 and 1", complete)
 	}
+	// What a frame says of its node is noted after its readings were handed on.
+	serve.await(t, agent, "the next frame", func(telemetry.Reading) bool { return true })
 	node := serve.push.Nodes()[0]
 	if want := []string{fakedcgm.UUID(0), fakedcgm.UUID(1)}; node.Name != "gpu-node" || len(node.GPUs) != 3 || !slices.Equal(node.Endpoints[0].GPUs, want) {
 		t.Errorf("node %+v, want three GPUs, the endpoint on %v", node, want)
