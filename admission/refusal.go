@@ -53,10 +53,7 @@ func (c *client) advised(a *account, b *bid) int {
 func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	line := &b.pool.levels[b.ask.Level].line
 	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
-	from, patience := b.now, b.patience(retryCap)
-	if opens := b.opens(); opens > from {
-		from, patience = opens, b.patience(retryMax)-(opens-from)
-	}
+	from, patience := b.span()
 	a.stir()
 	alone, share := b.pool.accounts.Load() <= 1, b.pool.shareOf(b.weight)
 	t := turn{
@@ -107,11 +104,12 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 	level := &b.pool.levels[b.ask.Level]
 	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
-	slot := max(b.opens()+retryFloor, u.tail) + spacing
-	if r.ShouldRetry = slot <= b.now+b.patience(retryCap); r.ShouldRetry {
+	from, patience := b.span()
+	slot := max(from+retryFloor, u.tail) + spacing
+	if r.ShouldRetry = slot <= from+patience; r.ShouldRetry {
 		u.tail = slot
 	}
-	r.RetryAfter = whole(min(slot-b.now, retryCap) + spread(b.ask.Seed, spacing/4))
+	r.RetryAfter = whole(min(slot-b.now, max(retryCap, from-b.now)) + spread(b.ask.Seed, spacing/4))
 }
 
 // nextWindow gives a slot from the begin of the limit's next window on, at the
@@ -132,6 +130,16 @@ func (c *client) nextWindow(r *Refusal, b *bid, q Quota, cost int64) {
 // opens is when there may be slots: from now on, or from when an endpoint of the
 // pool wants requests again.
 func (b *bid) opens() time.Duration { return max(b.now, time.Duration(b.pool.reopens.Load())) }
+
+// span is from when there may be slots for places, and how long after that the
+// caller waits for one at most: retryCap, but retryMax where an endpoint said
+// itself when it opens.
+func (b *bid) span() (from, patience time.Duration) {
+	if from = b.opens(); from > b.now {
+		return from, b.patience(retryMax) - (from - b.now)
+	}
+	return b.now, b.patience(retryCap)
+}
 
 // patience is how long the caller waits at most.
 func (b *bid) patience(most time.Duration) time.Duration {

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -184,39 +185,41 @@ func TestNobodyIsToldToComeBeforeAnEndpointOpens(t *testing.T) {
 }
 
 // TestALimitsSlotsWaitForTheEndpointToo: also those of the client's own limits,
-// which would be earlier.
+// which would be earlier; and also where that is longer than anybody waits for a
+// place.
 func TestALimitsSlotsWaitForTheEndpointToo(t *testing.T) {
-	const opens = 10 * time.Second
 	window := Quota{Limit: 1_000_000, Window: time.Minute, Reset: time.Second}
-	for _, row := range []struct {
-		why    Reason
-		answer Reservation
-	}{
-		{ReasonConcurrency, Reservation{}},
-		{ReasonRequests, Reservation{Reason: ReasonRequests, Requests: window}},
-		{ReasonTokens, Reservation{Reason: ReasonTokens, Tokens: window}},
-	} {
-		t.Run(row.why.String(), func(t *testing.T) {
-			w := newWorld(config(rated(2)), 100, &scripted{answer: row.answer})
-			for row.why == ReasonConcurrency { // fill it
-				a := w.ask("a")
-				if !w.Admit(&a).Admitted {
-					break
+	for _, opens := range []time.Duration{10 * time.Second, retryCap + 10*time.Second, 2 * retryMax} {
+		for _, row := range []struct {
+			why    Reason
+			answer Reservation
+		}{
+			{ReasonConcurrency, Reservation{}},
+			{ReasonRequests, Reservation{Reason: ReasonRequests, Requests: window}},
+			{ReasonTokens, Reservation{Reason: ReasonTokens, Tokens: window}},
+		} {
+			t.Run(fmt.Sprint(row.why, " ", opens), func(t *testing.T) {
+				w := newWorld(config(rated(2)), 100, &scripted{answer: row.answer})
+				for row.why == ReasonConcurrency { // fill it
+					a := w.ask("a")
+					if !w.Admit(&a).Admitted {
+						break
+					}
 				}
-			}
-			early := w.ask("a")
-			if r := w.Admit(&early).Refusal; r.RetryAfter >= opens {
-				t.Fatalf("%+v of an open pool; want a wait shorter than the endpoint's %v", r, opens)
-			}
-			w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: int(w.pool().live.Load()), Reopens: opens}})
-			for i := range 5 {
-				a := w.ask("a")
-				v := w.Admit(&a)
-				if v.Admitted || v.Reason != row.why || v.Refusal.RetryAfter < opens {
-					t.Errorf("request %d: %+v; want it refused for %v, and told %v at the earliest", i, v, row.why, opens)
+				early := w.ask("a")
+				if r := w.Admit(&early).Refusal; r.RetryAfter >= 10*time.Second || !r.ShouldRetry {
+					t.Fatalf("%+v of an open pool; want a short wait", r)
 				}
-			}
-		})
+				w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: int(w.pool().live.Load()), Reopens: opens}})
+				for i := range 3 {
+					a := w.ask("a")
+					v := w.Admit(&a)
+					if r := v.Refusal; v.Admitted || v.Reason != row.why || r.RetryAfter < min(opens, retryMax) || r.ShouldRetry != (opens < retryMax) {
+						t.Errorf("request %d: %+v; want it refused for %v, and told %v at the earliest", i, v, row.why, opens)
+					}
+				}
+			})
+		}
 	}
 }
 
