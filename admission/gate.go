@@ -115,8 +115,12 @@ type bid struct {
 func (g *Gate) Admit(a *Ask) Verdict {
 	b := g.bid(a)
 	c := g.clients.lock(a.Client, b.now)
-	c.arrive(&b)
 	why, hint := c.enter(&b)
+	if why != ReasonAdmitted && a.Hold {
+		c.mu.Unlock()
+		return Verdict{Reason: why, Held: true}
+	}
+	c.arrive(&b)
 	if why != ReasonAdmitted {
 		v := Verdict{Reason: why, Standing: b.standing(Reservation{})}
 		v.Refusal = c.refuse(&b, why, v.Standing)
@@ -124,6 +128,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 		g.count.refused(&b, why)
 		return v
 	}
+	c.served(&b)
 	c.mu.Unlock()
 	got := g.reserve(&b)
 	if got.Admitted && g.claim(&b, c, got.Ticket) {
@@ -143,6 +148,15 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	c.mu.Unlock()
 	g.count.refused(&b, got.Reason)
 	return v
+}
+
+// Early reports whether the request is one that was told to come later, and says
+// so.
+func (g *Gate) Early(a *Ask) bool {
+	b := g.bid(a)
+	c := g.clients.lock(a.Client, b.now)
+	defer c.mu.Unlock()
+	return c.account(b.pool, b.class).slots.premature(b.now, a.Retry)
 }
 
 // Refuse says when a request may come back that the plan refused, for
@@ -442,12 +456,18 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	if u != nil {
 		u.live++
 	}
-	if b.early { // there was room before its slot
+	return ReasonAdmitted, nearly(a, u, b, share)
+}
+
+// served takes the slot of a request away that found room before it. The client is
+// locked.
+func (c *client) served(b *bid) {
+	if b.early {
+		a := c.account(b.pool, b.class)
 		a.slots.use()
 		a.used()
 		b.pool.levels[b.ask.Level].line.returned.Add(1)
 	}
-	return ReasonAdmitted, nearly(a, u, b, share)
 }
 
 // nearly is the hint to a client that has more than four fifths of its share, or

@@ -106,10 +106,13 @@ func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
 	from, patience := b.span()
 	slot := max(from+retryFloor, u.tail) + spacing
+	wait := slot - b.now
 	if r.ShouldRetry = slot <= from+patience; r.ShouldRetry {
 		u.tail = slot
+	} else { // for who comes back all the same
+		wait = min(wait, max(retryCap, from-b.now))
 	}
-	r.RetryAfter = whole(min(slot-b.now, max(retryCap, from-b.now)) + spread(b.ask.Seed, spacing/4))
+	r.RetryAfter = whole(wait + spread(b.ask.Seed, spacing/4))
 }
 
 // nextWindow gives a slot from the begin of the limit's next window on, at the

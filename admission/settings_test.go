@@ -3,6 +3,7 @@ package admission
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"testing"
 	"time"
 
@@ -211,15 +212,64 @@ func TestALimitsSlotsWaitForTheEndpointToo(t *testing.T) {
 					t.Fatalf("%+v of an open pool; want a short wait", r)
 				}
 				w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: int(w.pool().live.Load()), Reopens: opens}})
+				last := time.Duration(0)
 				for i := range 3 {
 					a := w.ask("a")
 					v := w.Admit(&a)
+					if row.why == ReasonConcurrency && v.Refusal.ShouldRetry && v.Refusal.RetryAfter <= last+time.Millisecond {
+						t.Errorf("request %d waits %v, the one before it %v; want each a slot of its own", i, v.Refusal.RetryAfter, last)
+					}
+					last = v.Refusal.RetryAfter
 					if r := v.Refusal; v.Admitted || v.Reason != row.why || r.RetryAfter < min(opens, retryMax) || r.ShouldRetry != (opens < retryMax) {
 						t.Errorf("request %d: %+v; want it refused for %v, and told %v at the earliest", i, v, row.why, opens)
 					}
 				}
 			})
 		}
+	}
+}
+
+// TestHeldRequestsLeaveNoTrace: whoever is asked for again in a moment has no slot,
+// is not counted as refused, and has not come before its time.
+func TestHeldRequestsLeaveNoTrace(t *testing.T) {
+	w := newWorld(config(rated(1)), 100, &scripted{})
+	first := w.ask("a")
+	w.Admit(&first)
+	before := w.Counters()
+	b := w.ask("a")
+	b.Hold = true
+	for range 5 {
+		if v := w.Admit(&b); v.Admitted || !v.Held || v.Reason != ReasonConcurrency || v.Refusal != (Refusal{}) {
+			t.Fatalf("%+v; want it held for its client's concurrency", v)
+		}
+	}
+	if after := w.Counters(); !reflect.DeepEqual(after, before) {
+		t.Errorf("counters %+v, before %+v", after, before)
+	}
+	b.Retry = 1
+	if w.Early(&b) {
+		t.Error("it has a slot that it comes before")
+	}
+	b.Hold = false
+	if v := w.Admit(&b); v.Admitted || v.Held || !v.Refusal.ShouldRetry {
+		t.Errorf("%+v; want it refused", v)
+	}
+	if c := w.clients.lock(b.Client, 0); c.use("l").live != 1 {
+		t.Errorf("%d in flight; want 1", c.use("l").live)
+	} else {
+		c.mu.Unlock()
+	}
+	w.Cancel(first.ID)
+	b.Hold = true
+	if v := w.Admit(&b); !v.Admitted || v.Held {
+		t.Errorf("%+v; want it admitted", v)
+	}
+	full := w.ask("b") // the whole pool is taken
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: 1}})
+	w.Refuse(&full, ReasonBusy)
+	full.Retry = 1
+	if !w.Early(&full) {
+		t.Error("it was told to come later and came at once")
 	}
 }
 

@@ -94,6 +94,12 @@ func (s *slots) arrive(now time.Duration, retry int, l *line) (early bool) {
 	return true
 }
 
+// premature reports whether a request that says how often it was tried before
+// comes earlier than it was told.
+func (s *slots) premature(now time.Duration, retry int) bool {
+	return retry > 0 && s.n() > 0 && now < s.first()
+}
+
 // use takes the earliest slot away.
 func (s *slots) use() {
 	if s.due[0].shared {

@@ -77,6 +77,9 @@ type Ask struct {
 	// Retry counts the attempts that the caller's SDK says it made before this.
 	Retry int
 	At    time.Time
+	// Hold: if it is refused because others are in flight, it will be asked for
+	// again in a moment. Then it is given no slot and not counted as refused.
+	Hold bool
 	// Seed draws the jitter of a slot.
 	Seed uint64
 }
@@ -147,7 +150,9 @@ type Refusal struct {
 type Verdict struct {
 	Admitted bool
 	Reason   Reason
-	// Refusal is set where not admitted.
+	// Held: not admitted for now; see Ask.Hold. Reason alone is set beside it.
+	Held bool
+	// Refusal is set where neither admitted nor held.
 	Refusal  Refusal
 	Standing Standing
 	// Concurrency, if not 0, is a hint for an admitted client that is near its

@@ -69,7 +69,7 @@ const (
 	// Envoy's memory stays bounded when the receiver hangs (measured on Envoy
 	// 1.40.0).
 	logBatchBytes = 16 << 10
-	logBatchTime  = 50 * time.Millisecond
+	logBatchTime  = 25 * time.Millisecond
 
 	// heartbeat is how often a running request is logged.
 	heartbeat = 10 * time.Second

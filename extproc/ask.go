@@ -13,12 +13,15 @@ import (
 
 // Admission decides what may enter, and what those are told that may not.
 type Admission interface {
-	// Admit is asked once for each generating request that the plan doesn't
-	// refuse. Of the Ask nothing but the ID may be kept.
+	// Admit is asked for each generating request that the plan doesn't refuse:
+	// once, or again while it answers Held. Of the Ask nothing but the ID may be
+	// kept.
 	Admit(*admission.Ask) admission.Verdict
 	// Refuse is told of a request that is refused for another reason, and says
 	// when it may come back.
 	Refuse(*admission.Ask, admission.Reason) admission.Refusal
+	// Early reports whether the request was told to come later than it does.
+	Early(*admission.Ask) bool
 	// Advise says when a request may come back that was admitted and that a server
 	// sent away.
 	Advise(*admission.Ask) admission.Refusal

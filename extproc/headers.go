@@ -30,6 +30,8 @@ type verdict struct {
 	// try says which try to decide it was, from 0; maxTries when no try got the
 	// place that it was decided on.
 	try int
+	// held: it waited for a place.
+	held bool
 	// reserved: the ledger counts the pick. admit is what admission said; its
 	// Reason is 0 where it wasn't asked, or had nothing to say.
 	reserved bool
@@ -88,8 +90,7 @@ func (s *Service) requestHeaders(c *call, began time.Time) {
 	}
 }
 
-// decide classes the request, asks the plan, reserves the place that the plan
-// picked, and asks admission.
+// decide classes the request and finds a place for it.
 func (s *Service) decide(c *call, at time.Time) {
 	v := &c.verdict
 	v.class.Arm, v.decision.Arm = plan.NoPool, plan.NoPool
@@ -106,13 +107,10 @@ func (s *Service) decide(c *call, at time.Time) {
 	if v.unread() {
 		v.decision.Action, v.decision.Reason, v.decision.Arm = plan.ActionRefuse, plan.ReasonUnread, v.class.Arm
 	} else {
-		s.place(v, at)
+		s.find(c, at)
 	}
 	if v.decision.Action != plan.ActionLeave {
 		v.strategy = v.class.Strategy
-	}
-	if v.class.Generates {
-		s.admit(c, at)
 	}
 }
 
@@ -148,39 +146,20 @@ func (s *Service) reserve(v *verdict, at time.Time) bool {
 	return v.reserved
 }
 
-// admit asks admission for a request that the plan lets pass, and for the advice
-// for one that it refuses.
-func (s *Service) admit(c *call, at time.Time) {
+// refuse finds what a client is told whom the plan refuses.
+func (s *Service) refuse(c *call) {
 	v := &c.verdict
 	if v.hopeless() {
 		return
 	}
+	v.admit.Reason = admission.ReasonBusy
+	if v.decision.Reason == plan.ReasonNoRoom {
+		v.admit.Reason = admission.ReasonNoRoom
+	}
+	v.admit.Refusal = plainRefusal
 	if s.o.Admission != nil {
-		s.ask(&c.ask, &c.req, v, at)
+		v.admit.Refusal = s.o.Admission.Refuse(&c.ask, v.admit.Reason)
 	}
-	if v.decision.Action == plan.ActionRefuse {
-		v.admit.Reason = admission.ReasonBusy
-		if v.decision.Reason == plan.ReasonNoRoom {
-			v.admit.Reason = admission.ReasonNoRoom
-		}
-		v.admit.Refusal = s.refuse(c)
-		return
-	}
-	if s.o.Admission == nil {
-		return
-	}
-	if v.admit = s.o.Admission.Admit(&c.ask); !v.admit.Admitted && v.reserved {
-		s.o.Ledger.Cancel(v.idString)
-		v.reserved = false
-	}
-}
-
-// refuse is what a client is told whom the plan refuses.
-func (s *Service) refuse(c *call) admission.Refusal {
-	if s.o.Admission != nil {
-		return s.o.Admission.Refuse(&c.ask, c.verdict.admit.Reason)
-	}
-	return plainRefusal
 }
 
 // withdraw gives back what was counted for a request that nothing came of.
@@ -297,6 +276,7 @@ func event(c *call, took time.Duration) Event {
 		Limit:           v.admit.Standing.Policy,
 		LimitLocal:      v.admit.Standing.Local,
 		Hinted:          v.admit.Admitted && v.admit.Concurrency > 0,
+		Held:            v.held,
 	}
 	switch {
 	case v.refused():

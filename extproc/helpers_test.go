@@ -134,10 +134,20 @@ type gate struct {
 	refused  []admission.Reason
 	canceled []string
 	advised  int
+	early    bool
+	// full is for how many asks there is no place; then verdict counts.
+	full int
 }
 
 func (g *gate) Admit(a *admission.Ask) admission.Verdict {
 	g.asked = append(g.asked, *a)
+	if g.full > 0 {
+		g.full--
+		if a.Hold {
+			return admission.Verdict{Reason: admission.ReasonShare, Held: true}
+		}
+		return admission.Verdict{Reason: admission.ReasonShare, Refusal: g.refusal}
+	}
 	return g.verdict
 }
 
@@ -146,6 +156,8 @@ func (g *gate) Refuse(a *admission.Ask, why admission.Reason) admission.Refusal 
 	g.refused = append(g.refused, why)
 	return g.refusal
 }
+
+func (g *gate) Early(*admission.Ask) bool { return g.early }
 
 func (g *gate) Advise(a *admission.Ask) admission.Refusal {
 	g.asked = append(g.asked, *a)

@@ -321,6 +321,7 @@ func (quiet) Admit(*admission.Ask) admission.Verdict {
 	return admission.Verdict{Admitted: true, Reason: admission.ReasonAdmitted}
 }
 func (quiet) Refuse(*admission.Ask, admission.Reason) admission.Refusal { return admission.Refusal{} }
+func (quiet) Early(*admission.Ask) bool                                 { return false }
 func (quiet) Advise(*admission.Ask) admission.Refusal                   { return admission.Refusal{} }
 func (quiet) Cancel(string)                                             {}
 

@@ -48,7 +48,10 @@ type Options struct {
 	// Admission may be nil; then everything enters that the plan lets pass, and
 	// those whom it refuses are told to wait a second.
 	Admission Admission
-	IDs       *IDs
+	// Ends, if not nil, is signalled when requests have ended; then requests that
+	// find no place are held for a moment before they are refused.
+	Ends *Ends
+	IDs  *IDs
 	// Trusted reports whether the x-request-id of a caller ("ip:port") is kept;
 	// nil trusts nobody.
 	Trusted func(source string) bool
@@ -84,6 +87,8 @@ type Event struct {
 	// Hinted: admitted, and told how many requests to have in flight.
 	Hinted bool
 	Class  fleet.RequestClass
+	// Held: it found no place at first and waited for one.
+	Held bool
 	// Tries is how many decisions it took until a place could be reserved.
 	Tries        int
 	Moved        bool

@@ -112,3 +112,78 @@ func TestALoneClientNeedNotWaitBesideAnIdlePool(t *testing.T) {
 		t.Errorf("%d of %d were told not to retry beside nobody else", n, requests)
 	}
 }
+
+// obey sends requests one after the other until ctx ends, waits after each refusal
+// as long as that says, and counts both; as an official SDK, it tells how many
+// attempts it made before.
+func obey(ctx context.Context, t *testing.T, s *served, credential string, served, refused *atomic.Int64) {
+	for retries := 0; ctx.Err() == nil; {
+		a, err := ask(context.WithoutCancel(ctx), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false,
+			"authorization", "Bearer "+credential, "x-stainless-retry-count", fmt.Sprint(retries))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if a.status == http.StatusOK {
+			served.Add(1)
+			retries = 0
+			continue
+		}
+		refused.Add(1)
+		retries++
+		pause(ctx, time.Duration(whole(a.header, "Retry-After-Ms"))*time.Millisecond)
+	}
+}
+
+// TestWhoWaitsAsToldKeepsThePoolBusy: ten workers of two clients on eight places,
+// each of whom sends its next request the moment it has an answer. That request
+// comes before the log has told of the end of the one before it.
+func TestWhoWaitsAsToldKeepsThePoolBusy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 15 seconds")
+	}
+	const takes, places = 500 * time.Millisecond, 8
+	s := loopPlace(t, takes)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	var served, refused atomic.Int64
+	var parts sync.WaitGroup
+	for i := range 10 {
+		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i%2), &served, &refused) })
+	}
+	began := time.Now()
+	parts.Wait()
+	possible := float64(places) * float64(time.Since(began)) / float64(takes)
+	t.Logf("served %d of %.0f possible, refused %d", served.Load(), possible, refused.Load())
+	if got := float64(served.Load()); got < 0.7*possible {
+		t.Errorf("served %.0f; want at least 7 of 10 of the %.0f possible", got, possible)
+	}
+}
+
+// TestWhoKeepsItsConcurrencyIsNotRefused: a client that has no more in flight than
+// its limit lets it, and never a pause.
+func TestWhoKeepsItsConcurrencyIsNotRefused(t *testing.T) {
+	m := newModelServer(t)
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{}`) }))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+limits:
+  - { name: few, concurrency: 2 }
+`, m.addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	var served, refused atomic.Int64
+	var parts sync.WaitGroup
+	for range 2 {
+		parts.Go(func() { obey(ctx, t, s, "steady", &served, &refused) })
+	}
+	parts.Wait()
+	t.Logf("served %d, refused %d", served.Load(), refused.Load())
+	if refused.Load()*20 > served.Load() {
+		t.Errorf("refused %d beside %d served; want none but where the machine stalls", refused.Load(), served.Load())
+	}
+}

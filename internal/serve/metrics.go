@@ -160,6 +160,9 @@ func (m *metrics) admitted(e *extproc.Event) {
 		result = "admitted"
 	}
 	m.levels.add(levelKey{strconv.Itoa(int(e.Level)), result}, 1)
+	if e.Held {
+		m.held.add(result, 1)
+	}
 	if e.Limit == "" {
 		return
 	}
@@ -189,6 +192,8 @@ type metrics struct {
 	models    *labels[string]
 	attempts  *labels[attemptKey]
 	ended     *labels[endKey]
+	// held counts requests that waited for a place, by whether they got one.
+	held *labels[string]
 	// anomalies counts requests that something was wrong with; they go on.
 	anomalies *labels[string]
 	// undecided counts requests that passed without ext_proc.
@@ -228,6 +233,7 @@ func newMetrics(view func() admin.Fleet, scraped func() scrape.Counters, pushed 
 		attempts:  newLabels(attemptKey{"other", "other"}),
 		ended:     newLabels(endKey{"other", "other"}),
 		anomalies: newLabels("other"),
+		held:      newLabels("other"),
 	}
 	meter := provider.Meter(scopeName)
 	if err := m.observeCounters(meter, scraped, pushed, gate, shared, dropped); err != nil {
@@ -339,6 +345,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		{"fairlead.accesslog.entries", "Access-log entries received, by kind. A stream that ended may have taken entries with it.", single(m.accessLog, "kind")},
 		{"fairlead.config.reloads", "Changes of the config file, by result.", single(m.reloads, "result")},
 		{"fairlead.model.reloads", "Changes of the model file, by result.", single(m.models, "result")},
+		{"fairlead.requests.held", "Requests that found no place and were held in ext_proc for up to 60 ms, until the log told of others' ends, by what became of them.", single(m.held, "result")},
 		{"fairlead.request.anomalies", "Requests with an unknown strategy or a temperature or top_k out of range, and ext_proc messages that could not be read; they go on.", single(m.anomalies, "kind")},
 		{"fairlead.ledger.dropped", "Attempts that were not counted as in flight because the ledger was full.", func(o metric.Int64Observer) {
 			o.Observe(int64(dropped()))

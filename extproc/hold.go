@@ -1,0 +1,133 @@
+package extproc
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/plan"
+)
+
+const (
+	// holdFor is how long a request that finds no place is held before it is
+	// refused. A request ends at once, but that it has ended is known only when
+	// Envoy's next batch of log entries has come (envoy's logBatchTime, 25 ms):
+	// a caller that sends its next request the moment it has an answer would be
+	// refused for its own request before. It leaves most of Envoy's message
+	// timeout of 200 ms to a machine that is busy.
+	holdFor = 60 * time.Millisecond
+	// maxHeld bounds the requests that are held at a time; further ones are
+	// refused at once.
+	maxHeld = 256
+)
+
+// Ends wakes requests that are held when others may have ended. The zero value
+// is ready for use; its methods may be called from several goroutines.
+type Ends struct {
+	held  atomic.Int32
+	blind atomic.Bool
+	mu    sync.Mutex
+	next  chan struct{} // closed by the next Signal; nil while nobody waits for it
+}
+
+// Signal says that a place may have become free. It costs next to nothing while
+// nobody is held.
+func (e *Ends) Signal() {
+	if e.held.Load() == 0 {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.next != nil {
+		close(e.next)
+		e.next = nil
+	}
+}
+
+// SetBlind says whether no access log arrives from anybody: then no end will be
+// told of, and nobody is held.
+func (e *Ends) SetBlind(blind bool) { e.blind.Store(blind) }
+
+// join lets a request be held, if there is room and a point in it.
+func (e *Ends) join() bool {
+	if e == nil || e.blind.Load() {
+		return false
+	}
+	if e.held.Add(1) > maxHeld {
+		e.held.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (e *Ends) leave() { e.held.Add(-1) }
+
+// signal is closed by the next Signal.
+func (e *Ends) signal() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.next == nil {
+		e.next = make(chan struct{})
+	}
+	return e.next
+}
+
+// find finds a place for a classed request, or refuses it: at once where waiting
+// a moment doesn't help, else once it was held for holdFor in vain.
+func (s *Service) find(c *call, at time.Time) {
+	held := s.try(c, at, s.o.Ends != nil && !c.req.observe)
+	if !held {
+		return
+	}
+	early := s.o.Admission != nil && s.o.Admission.Early(&c.ask)
+	if early || !s.o.Ends.join() {
+		s.try(c, at, false)
+		return
+	}
+	defer s.o.Ends.leave()
+	c.verdict.held = true
+	over := time.NewTimer(holdFor)
+	defer over.Stop()
+	for {
+		ended := s.o.Ends.signal() // before the try: else an end between the two is missed
+		if !s.try(c, s.o.Now(), true) {
+			return
+		}
+		select {
+		case <-ended:
+		case <-over.C:
+			s.try(c, s.o.Now(), false)
+			return
+		}
+	}
+}
+
+// try decides, reserves and asks admission. Where mayHold is set and an end of
+// another request could change the answer, it returns true and leaves nothing
+// counted.
+func (s *Service) try(c *call, at time.Time, mayHold bool) (held bool) {
+	v := &c.verdict
+	s.place(v, at)
+	if !v.class.Generates {
+		return false
+	}
+	if s.o.Admission != nil {
+		s.ask(&c.ask, &c.req, v, at)
+		c.ask.Hold = mayHold
+	}
+	if v.decision.Action == plan.ActionRefuse {
+		if mayHold && v.decision.Reason == plan.ReasonAllBusy {
+			return true
+		}
+		s.refuse(c)
+		return false
+	}
+	if s.o.Admission == nil {
+		return false
+	}
+	if v.admit = s.o.Admission.Admit(&c.ask); !v.admit.Admitted && v.reserved {
+		s.o.Ledger.Cancel(v.idString)
+		v.reserved = false
+	}
+	return v.admit.Held
+}
