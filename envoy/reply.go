@@ -93,13 +93,13 @@ const (
 	defaultRetryAfter   = "1"
 )
 
-// The retry fields of what a sidecar refuses by itself: 1,000…1,999 ms, and that
+// The retry fields of what a sidecar refuses by itself: 1,001…2,000 ms, and that
 // in whole seconds, rounded up. Those who are refused in one instant would come
 // back in one instant too; so they are spread by the millisecond at which their
 // request came and by their connection. The factors are odd primes that share no
 // divisor with 1,000, so that neighbours land far apart.
 const (
-	spreadRetryAfterMs = "%CEL(1000 + (request.time.getMilliseconds() * 617 + int(connection.id) * 389) % 1000)%"
+	spreadRetryAfterMs = "%CEL(1001 + (request.time.getMilliseconds() * 617 + int(connection.id) * 389) % 1000)%"
 	spreadRetryAfter   = "2"
 )
 

@@ -255,10 +255,17 @@ func dialectHeaders(d fleet.Dialect) []*corev3.HeaderValueOption {
 		return nil
 	}
 	return []*corev3.HeaderValueOption{
-		addHeader(wire.HeaderAnthropicRequestID, metadataValue(wire.NamespaceLog, wire.KeyRequestID)),
-		addHeader(wire.HeaderAnthropicRequestID, requestIDOperator),
+		// One value: of two that are added if absent Envoy adds both (measured on
+		// Envoy 1.40.0).
+		addHeader(wire.HeaderAnthropicRequestID, anthropicRequestID),
 	}
 }
+
+// anthropicRequestID is the id that ext_proc decided on, or Envoy's own where it
+// didn't.
+var anthropicRequestID = cel(fmt.Sprintf(
+	"'%[1]s' in metadata.filter_metadata && '%[2]s' in metadata.filter_metadata['%[1]s'] ? metadata.filter_metadata['%[1]s']['%[2]s'] : request.headers['%[3]s']",
+	wire.NamespaceLog, wire.KeyRequestID, wire.HeaderRequestID))
 
 func routeAction(c chain, retry *routev3.RetryPolicy) *routev3.RouteAction {
 	return &routev3.RouteAction{

@@ -559,6 +559,40 @@ limits:
 	}
 }
 
+// TestAnthropicAnswersHaveOneID: served, refused and without ext_proc; the one of a
+// server stays.
+func TestAnthropicAnswersHaveOneID(t *testing.T) {
+	m := newModelServer(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ messages ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, pool: a, maxOutput: 4096 }
+`, m.addr()))
+	check := func(what string, status, tokens int, want string) {
+		t.Helper()
+		r := s.postOnce(t, "/v1/messages", fmt.Sprintf(`{"max_tokens":%d}`, tokens))
+		ids := r.header.Values("Request-Id")
+		if want == "" {
+			want = r.header.Get("X-Request-Id")
+		}
+		if r.status != status || len(ids) != 1 || want == "" || ids[0] != want {
+			t.Errorf("%s: status %d, request-id %q, x-request-id %q; want %d and %q once", what, r.status, ids, r.header.Values("X-Request-Id"), status, want)
+		}
+	}
+	check("served", http.StatusOK, 4, "")
+	check("refused", http.StatusBadRequest, 5000, "")
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("request-id", "req_of_the_server")
+		_, _ = io.WriteString(w, `{}`)
+	}))
+	check("with the server's own", http.StatusOK, 4, "req_of_the_server")
+	m.answerWith(nil)
+	s.process.kill()
+	check("without Fairlead", http.StatusOK, 4, "")
+}
+
 // TestRoutesChooseWhatBecomesOfThemWithoutFairlead: with ext_proc dead nobody
 // counts; a route that fails closed answers 503 in its dialect, others serve.
 func TestRoutesChooseWhatBecomesOfThemWithoutFairlead(t *testing.T) {
