@@ -169,7 +169,14 @@ func TestUnplacedRequestsEnterWhileThereIsAPlace(t *testing.T) {
 			t.Errorf("a request that has its place: %+v", v)
 		}
 		w.Cancel(placed.ID)
-		view[0].Places = 0 // an endpoint has no limit
+		view[0].Places = 0 // all endpoints are closed
+		w.Step(w.clock.now(), view)
+		closed := w.ask("closed")
+		closed.Unplaced = true
+		if v := w.Admit(&closed); v.Admitted || v.Reason != ReasonBusy {
+			t.Errorf("without a place: %+v", v)
+		}
+		view[0].Places = Unbounded // an endpoint has no limit
 		w.Step(w.clock.now(), view)
 		late := w.ask("late")
 		late.Unplaced = true

@@ -80,6 +80,7 @@ func newPool(name string, limit float64) *pool {
 	p.share.Store(math.Float64bits(math.Inf(1)))
 	p.fullAt.Store(math.MaxInt64)
 	p.whole.Store(atLeastOne(limit))
+	p.places.Store(Unbounded) // until a view tells
 	for i := range p.levels {
 		p.levels[i].init(fleet.BurstLevel(i), limit)
 	}
@@ -121,7 +122,7 @@ func (p *pool) enter(of fleet.BurstLevel, unplaced bool) Reason {
 		l.live.Add(-1)
 		return ReasonLevel
 	}
-	if places := p.places.Load(); unplaced && places > 0 {
+	if places := p.places.Load(); unplaced && places != Unbounded {
 		if !p.take(places) {
 			l.live.Add(-1)
 			return ReasonBusy

@@ -208,6 +208,9 @@ type Limiter interface {
 	Settle(t Ticket, used fleet.Tokens)
 }
 
+// Unbounded stands for Places without a limit.
+const Unbounded = -1
+
 // PoolView is what the tick tells of a pool.
 type PoolView struct {
 	Name string
@@ -217,7 +220,7 @@ type PoolView struct {
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int
 	// Places is the sum of the limits of its endpoints that take requests, whatever
-	// their risk; 0 where any has none.
+	// their risk; Unbounded where any has none.
 	Places int
 	// Reopens is how long it takes until the first of its endpoints wants requests
 	// again, where all told callers to stay away; else 0. Nobody is told to come

@@ -28,7 +28,7 @@ func TestAdmissionIsToldWhatTheRequestIs(t *testing.T) {
 	want := admission.Ask{
 		ID: firstID, Route: "chat", Pool: "h100", Level: fleet.LevelOf(100), Class: fleet.ClassInteractive,
 		Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")),
-		Input:  2000, Output: 300, Answers: 3, Timeout: 20 * time.Second, Retry: 2,
+		Input:  2000, Output: 300, Answers: 3, Timeout: 20 * time.Second, Hold: true, Retry: 2,
 		At: g.last().At, Seed: g.last().Seed,
 	}
 	if got := g.last(); got != want {

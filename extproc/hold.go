@@ -107,18 +107,57 @@ func (s *Service) find(c *call, at time.Time) {
 // counted.
 func (s *Service) try(c *call, at time.Time, mayHold bool) (held bool) {
 	v := &c.verdict
+	v.class.Past = 0
 	s.place(v, at)
 	if !v.class.Generates {
 		return false
 	}
+	if s.o.Admission != nil && v.plan.Further(v.class, &v.decision) {
+		if !s.enter(c, at, true) { // a pool behind may have room for it
+			return false
+		}
+		if s.tryFurther(c, at) {
+			return false
+		}
+		v.class.Past = 0
+		s.place(v, at)
+	}
+	if v.decision.Action == plan.ActionRefuse && mayHold && v.decision.Reason == plan.ReasonAllBusy {
+		if s.o.Admission != nil {
+			s.ask(&c.ask, &c.req, v, at)
+		}
+		return true
+	}
+	return s.enter(c, at, mayHold)
+}
+
+// tryFurther looks for a pool that lets the request in behind the one that it was
+// decided for, which has no share or budget left for it. True reports that it has
+// its answer.
+func (s *Service) tryFurther(c *call, at time.Time) bool {
+	v := &c.verdict
+	for v.plan.Further(v.class, &v.decision) {
+		v.class.Past = v.decision.Pos + 1
+		s.place(v, at)
+		if v.decision.Action != plan.ActionSteer {
+			return false
+		}
+		if !s.enter(c, at, true) {
+			return true
+		}
+	}
+	return false
+}
+
+// enter asks admission for a request that the plan lets pass, and for the advice
+// for one that it refuses. It returns what became of Ask.Hold.
+func (s *Service) enter(c *call, at time.Time, mayHold bool) (held bool) {
+	v := &c.verdict
 	if s.o.Admission != nil {
 		s.ask(&c.ask, &c.req, v, at)
 		c.ask.Hold = mayHold
 	}
 	if v.decision.Action == plan.ActionRefuse {
-		if mayHold && v.decision.Reason == plan.ReasonAllBusy {
-			return true
-		}
 		s.refuse(c)
 		return false
 	}

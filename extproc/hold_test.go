@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +14,7 @@ import (
 // synctest the clock stands still until everybody waits.
 func heldWorld(t *testing.T) (*world, *gate, *Ends) {
 	e := &Ends{}
-	w, g := gated(t, func(_ *plan.Inputs, o *Options) { o.Ends = e })
+	w, g := gated(t, func(in *plan.Inputs, o *Options) { o.Ends, in.Routes[0].Split = e, []string{"h100"} })
 	return w, g, e
 }
 
@@ -83,6 +84,35 @@ func TestNobodyIsHeldForLong(t *testing.T) {
 				t.Errorf("%s: %d places reserved, %d held, refused %v", why, len(w.picks), e.held.Load(), g.refused)
 			}
 		})
+	}
+}
+
+// TestWhoHasNoShareHereIsServedFurtherAlongTheChain: and only who finds no room in
+// any pool is refused, in the first.
+func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
+	for full := range 4 {
+		w, g := gated(t)
+		g.full = full
+		w.exchange(t, chat(map[string]string{}).proto())
+		last, pools := w.lastEvent(), []string{}
+		for _, a := range g.asked {
+			pools = append(pools, a.Pool)
+		}
+		var want []string
+		switch full {
+		case 0:
+			want = []string{"h100"}
+		case 1:
+			want = []string{"h100", "a100"}
+		default: // the last time it is for an answer
+			want = []string{"h100", "a100", "h100"}
+		}
+		if !slices.Equal(pools, want) || last.Pool != want[len(want)-1] || last.Moved != (full == 1) {
+			t.Errorf("%d refuse: asked for %v, %+v; want %v", full, pools, last, want)
+		}
+		if refused := full > 2; (last.Action == plan.ActionRefuse) != refused || len(w.picks) != 1 == !refused || g.last().Hold == (full > 1) {
+			t.Errorf("%d refuse: %+v, %d places reserved, last asked %+v", full, last, len(w.picks), g.last())
+		}
 	}
 }
 

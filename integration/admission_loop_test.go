@@ -187,3 +187,83 @@ limits:
 		t.Errorf("refused %d beside %d served; want none but where the machine stalls", refused.Load(), served.Load())
 	}
 }
+
+// TestFullPoolsPassClientsOnAlongTheChain: who has its share of the first pool gets
+// the second, which stands empty else.
+func TestFullPoolsPassClientsOnAlongTheChain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 8 seconds")
+	}
+	first, second := newModelServer(t), newModelServer(t)
+	for _, m := range []*modelServer{first, second} {
+		m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			pause(r.Context(), 400*time.Millisecond)
+			_, _ = io.WriteString(w, `{}`)
+		}))
+	}
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 10, endpoints: [ { address: %q } ] }
+  - { name: b, maxInFlight: 10, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a, fallback: [ { pool: b } ] }
+`, first.addr(), second.addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	defer cancel()
+	var served, refused atomic.Int64
+	var parts sync.WaitGroup
+	for i := range 30 {
+		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i%2), &served, &refused) })
+	}
+	var inside [2]int64
+	samples := int64(0)
+	for pause(ctx, 2*time.Second); ctx.Err() == nil; pause(ctx, 20*time.Millisecond) {
+		samples++
+		inside[0] += first.inside.Load()
+		inside[1] += second.inside.Load()
+	}
+	parts.Wait()
+	mean := func(i int) float64 { return float64(inside[i]) / float64(max(1, samples)) }
+	t.Logf("on average %.1f in the first pool and %.1f in the second, of 10 each; served %d, refused %d", mean(0), mean(1), served.Load(), refused.Load())
+	if mean(0) < 7 || mean(1) < 7 {
+		t.Errorf("%.1f and %.1f of 10 in flight, with 30 callers", mean(0), mean(1))
+	}
+}
+
+// TestClosedPoolsArePassedByOnLegacyRoutesToo: Envoy's own split would send
+// requests to servers that told callers to stay away.
+func TestClosedPoolsArePassedByOnLegacyRoutesToo(t *testing.T) {
+	first, second := newModelServer(t), newModelServer(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+  - { name: b, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: legacy, pool: a, fallback: [ { pool: b } ] }
+`, first.addr(), second.addr()))
+	if r := s.postOnce(t, chatPath, `{"max_tokens":4}`); r.status != http.StatusOK {
+		t.Fatalf("status %d: %s", r.status, r.body)
+	}
+	first.answerWith(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("retry-after", "30")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	// Sent until the log has told of the answer; Envoy tries the second pool then.
+	before := first.count.Load()
+	s.postOnce(t, chatPath, `{"max_tokens":4}`)
+	if first.count.Load() == before {
+		t.Fatal("the first pool was not asked")
+	}
+	pause(t.Context(), time.Second)
+	before = first.count.Load()
+	for range 20 {
+		if r := s.postOnce(t, chatPath, `{"max_tokens":4}`); r.status != http.StatusOK {
+			t.Errorf("status %d: %s", r.status, r.body)
+		}
+	}
+	if n := first.count.Load() - before; n != 0 {
+		t.Errorf("%d of 20 requests went to the pool that told callers to stay away", n)
+	}
+}

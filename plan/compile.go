@@ -35,6 +35,8 @@ type pool struct {
 	serving []int32
 	// drains is true when any endpoint drains.
 	drains bool
+	// closed is true where endpoints serve and all of them want no requests now.
+	closed bool
 	// whole is what there is to choose from: all endpoints of weight > 0.
 	whole region
 	// zones are the parts of whole by the sidecar's zone: nil for zones without
@@ -246,6 +248,7 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 	if pl.drains {
 		pl.serving = serving(in.Endpoints)
 	}
+	pl.closed = allClosed(in.Endpoints)
 	pl.addresses = formatAddresses(in.Endpoints)
 	everyone := candidates(in.Endpoints, math.MinInt64)
 	sets := newLevelSets(in.Endpoints, everyone)
@@ -362,6 +365,21 @@ func checkEndpoint(e *EndpointInput) error {
 
 // closed is the limit of an endpoint that takes nothing.
 const closed = -1
+
+// allClosed reports whether endpoints serve and all of them are closed.
+func allClosed(in []EndpointInput) bool {
+	any := false
+	for i := range in {
+		switch e := &in[i]; {
+		case e.State == fleet.StateDraining:
+		case !e.Closed:
+			return false
+		default:
+			any = true
+		}
+	}
+	return any
+}
 
 // serving lists the endpoints that don't drain.
 func serving(in []EndpointInput) []int32 {

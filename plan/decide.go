@@ -68,20 +68,39 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if r.sticky {
 		w.session = c.Session
 	}
-	for pos, id := range ch {
-		pl := &p.pools[id]
+	if p.choose(&d, ch, int(c.Past), &w) {
+		return d
+	}
+	return p.decideFull(ch, c, &w)
+}
+
+// Further reports whether the chain has pools behind that of a decision.
+func (p *Plan) Further(c Class, d *Decision) bool {
+	r := p.route(c.Route)
+	if r == nil || d.Action != ActionSteer {
+		return false
+	}
+	ch, known := r.chain(c.Arm)
+	return known && int(d.Pos)+1 < len(ch)
+}
+
+// choose picks an endpoint below its limit in the first pool of the chain, from a
+// position on, that has one.
+func (p *Plan) choose(d *Decision, ch []PoolID, from int, w *wish) bool {
+	for pos := from; pos < len(ch); pos++ {
+		pl := &p.pools[ch[pos]]
 		if pl.whole.tables[w.level] == nil {
 			continue
 		}
-		if got, why, ok := pl.choose(&w); ok {
-			p.steer(&d, ch, pos, got, &w)
+		if got, why, ok := pl.choose(w); ok {
+			p.steer(d, ch, pos, got, w)
 			if !d.Moved {
 				d.Reason = why
 			}
-			return d
+			return true
 		}
 	}
-	return p.decideFull(ch, c, &w)
+	return false
 }
 
 // checkSize refuses a request that asks for more than the model gives, or than
@@ -135,12 +154,16 @@ func leave(arm PoolID, why Reason) Decision {
 // decideLegacy leaves the choice to Envoy but sheds as for dynamic requests.
 // Envoy's own balancer knows nothing of our weights, so every endpoint of the
 // chain counts, also those of weight 0, but not those that drain, which Envoy
-// knows of.
-func (p *Plan) decideLegacy(r *route, c Class, w *wish) Decision {
+// knows of. Nor does it know of servers that told callers to stay away: where all
+// of a pool have, the request is moved along the chain.
+func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 	if c.Generates {
-		ch, _ := r.chain(c.Arm) // all chains of a route have the same pools
+		ch, known := r.chain(c.Arm) // all chains of a route have the same pools
 		if p.everyEndpointFull(ch, w) {
 			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: c.Arm}
+		}
+		if known && p.pools[ch[0]].closed && p.choose(&d, ch, 1, w) {
+			return d
 		}
 	}
 	return leave(c.Arm, ReasonLegacy)
@@ -400,7 +423,7 @@ func (e *endpoint) full(inFlight int32) bool { return e.max != 0 && inFlight >= 
 func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {
 	arm := ch[pos]
 	pl := &p.pools[arm]
-	d.Action, d.Reason, d.Arm = ActionSteer, pl.steered, arm
+	d.Action, d.Reason, d.Arm, d.Pos = ActionSteer, pl.steered, arm, uint8(pos)
 	d.Moved, d.Regroup = pos > 0, pos > 0
 	d.RunnerUp = Pick{Pool: arm, Endpoint: got.lost}
 	d.LiveChosen, d.LiveRunnerUp = got.liveWon, got.liveLost

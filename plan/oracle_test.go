@@ -47,11 +47,20 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		return oracleAnswer{action: ActionRefuse, reason: why, fits: fits}
 	}
 	at := slices.Index(r.Split, arm)
-	if c.Strategy != fleet.StrategyDynamic {
+	legacy := c.Strategy != fleet.StrategyDynamic
+	if legacy {
 		if c.Generates && oracleAllFull(in, append(slices.Clone(r.Split), r.Fallback...), counts) {
 			return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy}
 		}
-		return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
+		// Only a pool all of whose serving endpoints are closed is passed by.
+		first := arm
+		if c.Arm == NoPool && len(r.Split) == 1 {
+			first = r.Split[0]
+		}
+		if !c.Generates || !oracleClosed(in, first) {
+			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
+		}
+		c.Past, c.Prompt = 1, 0
 	}
 	if at < 0 && c.Arm == NoPool && len(r.Split) == 1 {
 		at = 0
@@ -65,6 +74,8 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		chain = append(chain, r.Fallback...)
 	case k >= 0:
 		chain = append(append([]string{arm}, r.Split...), slices.Delete(slices.Clone(r.Fallback), k, k+1)...)
+	case legacy:
+		return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 	default:
 		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownArm}
 	}
@@ -85,13 +96,15 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 				free = append(free, i)
 			}
 		}
-		if len(free) > 0 {
+		if len(free) > 0 && pos >= int(c.Past) {
 			out := oracleSteer(in, chain, pos, c)
 			oracleAllow(&out, in, name, c, counts, sticky, able, free)
 			return out
 		}
 	}
 	switch {
+	case legacy:
+		return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 	case firstAlive < 0:
 		return oracleAnswer{action: ActionLeave, reason: ReasonNothingAlive}
 	case c.Generates:
@@ -173,6 +186,23 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 	for _, i := range oracleRoomy(in, name, c, free) {
 		out.allow(i, why(i, out.reason))
 	}
+}
+
+// oracleClosed reports whether the pool has serving endpoints and all are closed.
+func oracleClosed(in Inputs, name string) bool {
+	open, shut := 0, 0
+	for _, p := range in.Pools {
+		for _, e := range p.Endpoints {
+			switch {
+			case p.Name != name || e.State == fleet.StateDraining:
+			case e.Closed:
+				shut++
+			default:
+				open++
+			}
+		}
+	}
+	return open == 0 && shut > 0
 }
 
 func oracleFree(e EndpointInput, counts []int32) bool {

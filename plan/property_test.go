@@ -86,6 +86,7 @@ func drawClass(t *rapid.T, in Inputs) Class {
 		Zone:      ZoneID(rapid.IntRange(0, 4).Draw(t, "zone")),
 		Session:   Session(rapid.SampledFrom([]uint64{0, 1, 2, 1 << 60}).Draw(t, "session")),
 		Generates: rapid.Bool().Draw(t, "generates"),
+		Past:      rapid.SampledFrom([]uint8{0, 0, 0, 1, 2, 9}).Draw(t, "past"),
 	}
 }
 

@@ -197,6 +197,9 @@ type Class struct {
 	// Generates is false for paths that do not generate tokens: such requests
 	// are steered but never shed.
 	Generates bool
+	// Past is how many pools at the begin of the chain are passed by, as when
+	// admission let the request into none of them.
+	Past uint8
 }
 
 // Action is what to do with a request.
@@ -267,8 +270,10 @@ type Pick struct {
 type Decision struct {
 	Action Action
 	Reason Reason
-	// Arm is the pool that serves the first attempt.
+	// Arm is the pool that serves the first attempt; Pos is its place in the chain,
+	// where steered.
 	Arm PoolID
+	Pos uint8
 	// Moved is true when Arm is not the pool Envoy drew: other groups must be
 	// named and the route cache cleared.
 	Moved bool

@@ -423,7 +423,7 @@ func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.P
 			e := &pools[i].Endpoints[k]
 			out[i].InFlight += int(e.InFlight)
 			if !e.Closed && e.State != fleet.StateDraining { // Envoy's own balancing uses those of weight 0 too
-				out[i].Places += int(e.MaxInFlight)
+				out[i].Places = addPlaces(out[i].Places, e.MaxInFlight)
 			}
 			if e.Weight > 0 && !e.Closed && e.State != fleet.StateDraining {
 				out[i].Limit += float64(e.MaxInFlight) * (1 - float64(e.Risk))
@@ -431,6 +431,14 @@ func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.P
 		}
 	}
 	return out
+}
+
+// addPlaces adds the limit of an endpoint, of which 0 is none.
+func addPlaces(sum int, limit int32) int {
+	if sum == admission.Unbounded || limit == 0 {
+		return admission.Unbounded
+	}
+	return sum + int(limit)
 }
 
 // reopens is how long it takes until one of the pool's endpoints takes requests
