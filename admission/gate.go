@@ -363,7 +363,7 @@ func (g *Gate) account(k *claim, o *fleet.Outcome) {
 	switch used := &o.Usage; {
 	case used.Known:
 		g.settle(k.ticket, k.charged(o))
-		l.tokens(used.Input, used.Output)
+		l.tokens(plausible(used.Input, k.input), plausible(used.Output, max(k.output, k.level.UpperBudget())))
 		k.route.usage(k, reserved, o)
 	case failed(o):
 		g.settle(k.ticket, 0)
@@ -375,6 +375,14 @@ func (g *Gate) account(k *claim, o *fleet.Outcome) {
 	default:
 		g.settle(k.ticket, k.input+k.route.generated(o.ResponseBytes, k.output))
 	}
+}
+
+// plausible is a number of tokens that a server told, as far as it may move the
+// means that limits are learned from: eight times what was expected, and 4,096 at
+// least. A prompt has no more than four times its estimate (a token a byte); one
+// absurd number would else make a pool's limit 1 for hundreds of answers.
+func plausible(told, expected fleet.Tokens) fleet.Tokens {
+	return min(told, max(8*expected, 4096))
 }
 
 // bytesPerToken stands for the length of a token of a prompt: about four

@@ -229,6 +229,29 @@ func TestALimitsSlotsWaitForTheEndpointToo(t *testing.T) {
 	}
 }
 
+// TestOneAbsurdUsageDoesNotMoveTheMeans that limits are learned from.
+func TestOneAbsurdUsageDoesNotMoveTheMeans(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	answer := func(input, output fleet.Tokens) {
+		a := w.ask("a")
+		a.Input, a.Output = 100, 200
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: 200, Cause: fleet.CauseOK, Usage: fleet.Usage{Known: true, Input: input, Output: output}})
+	}
+	for range 100 {
+		answer(100, 150)
+	}
+	w.tick(50 * time.Millisecond)
+	level := w.ask("a").Level
+	before := w.tick(50 * time.Millisecond).Levels[level]
+	answer(1e9, 1e9)
+	w.tick(50 * time.Millisecond)
+	after := w.tick(50 * time.Millisecond).Levels[level]
+	if before.MeanOutput != 150 || before.MeanInput != 100 || after.MeanOutput > 2*before.MeanOutput || after.MeanInput > 2*before.MeanInput {
+		t.Errorf("means of %.0f and %.0f tokens, then %.0f and %.0f", before.MeanInput, before.MeanOutput, after.MeanInput, after.MeanOutput)
+	}
+}
+
 // TestHeldRequestsLeaveNoTrace: whoever is asked for again in a moment has no slot,
 // is not counted as refused, and has not come before its time.
 func TestHeldRequestsLeaveNoTrace(t *testing.T) {

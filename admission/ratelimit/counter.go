@@ -72,6 +72,21 @@ func (c *counter) add(n, delta int64) {
 	}
 }
 
+// absorb is add for a correction that is no larger than what is used of the window
+// n; else it changes nothing and returns false.
+func (c *counter) absorb(n, delta int64) bool {
+	for {
+		word := c.word.Load()
+		used := int64(word & maxUsed)
+		if c.first+int64(word>>usedBits) != n || used == 0 || used+delta < 0 {
+			return false
+		}
+		if c.word.CompareAndSwap(word, c.pack(n, used+delta)) {
+			return true
+		}
+	}
+}
+
 // note adds to what is used of the window n, whatever the limit; of a window
 // that is over it notes nothing.
 func (c *counter) note(n, cost int64) {

@@ -26,6 +26,9 @@ var _ admission.Limiter = (*Embedded)(nil)
 // limit that it is subject to.
 func NewEmbedded() *Embedded { return newEmbedded(maxClients) }
 
+// Counters returns its counters, of which Sharing alone is of use.
+func (m *Embedded) Counters() Counters { return Counters{Sharing: m.clients.sharing.Load()} }
+
 func newEmbedded(clients int) *Embedded {
 	return &Embedded{base: time.Now(), clients: newTable(clients)}
 }
@@ -147,6 +150,17 @@ func (t *table) correct(k *key, n, delta int64) {
 		e.tokens.add(n, delta)
 		s.mu.RUnlock()
 	}
+}
+
+// absorb is correct for a correction that the tokens used of the window n can take
+// in whole; else it changes nothing and returns false.
+func (t *table) absorb(k *key, n, delta int64) bool {
+	e, s := t.held(k)
+	if e == nil {
+		return false
+	}
+	defer s.mu.RUnlock()
+	return e.tokens.absorb(n, delta)
 }
 
 // windowEnding is the number of the window that ends at a time.

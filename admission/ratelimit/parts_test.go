@@ -167,6 +167,27 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 			t.Errorf("%+v: a settlement of what the server does not know was dropped", c)
 		}
 	})
+	t.Run("admitted alone, and the server is back but was not told", func(t *testing.T) {
+		m := lonely(fleet.OnErrorLocal, 1, 0)
+		a := m.Reserve(k, r, 60, time.Now())
+		m.link.Store(&link{})
+		m.Settle(a.Ticket, 10)
+		if q := m.question(claimOf(k, r, 1)); q.untold.tokens.used != 10 || len(m.settles) != 0 {
+			t.Errorf("%d tokens are to be told and %d settlements sent, want 10 and none", q.untold.tokens.used, len(m.settles))
+		}
+		m.Settle(a.Ticket, 10) // it was told
+		if len(m.settles) != 1 {
+			t.Errorf("%d settlements sent, want one", len(m.settles))
+		}
+	})
+	t.Run("passed open", func(t *testing.T) {
+		m := lonely(fleet.OnErrorOpen, 1, 0)
+		a := m.Reserve(k, r, 60, time.Now())
+		m.Settle(a.Ticket, 10)
+		if q := m.question(claimOf(k, r, 1)); q.untold.tokens.used != 10 {
+			t.Errorf("%d tokens are to be told, want 10", q.untold.tokens.used)
+		}
+	})
 	t.Run("admitted by the server", func(t *testing.T) {
 		m := lonely(fleet.OnErrorLocal, 1, 0)
 		c := claimOf(k, r, 60)

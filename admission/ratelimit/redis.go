@@ -24,7 +24,7 @@ const (
 	maxSettling = 4096
 	settleBatch = 64
 	// settleLimit bounds one batch.
-	settleLimit = 250 * time.Millisecond
+	settleLimit = time.Second
 
 	// The breaker opens after tripAfter failures in a row, or when half of at
 	// least tripSample questions of the last tripWindow failed. The window rolls:
@@ -50,8 +50,9 @@ type Options struct {
 	Redis fleet.Redis
 	// Shard, 0 … Redis.Replicas−1, says which part of a limit is this replica's.
 	Shard int
-	// Log receives one line when the server stops answering and one when it
-	// answers again; nil: nobody does.
+	// Log receives a line when the server stops answering, when the reason is
+	// another, and when it answers again, but not more than one absence in 10 s;
+	// nil: nobody does.
 	Log *slog.Logger
 }
 
@@ -106,7 +107,7 @@ type Redis struct {
 	ahead     atomic.Int64
 	lastError atomic.Pointer[error]
 	counts    struct {
-		calls, errors, timeouts, busy, local, clamps, settled, dropped, connects atomic.Uint64
+		calls, errors, timeouts, busy, local, clamps, settled, dropped, connects, failures atomic.Uint64
 	}
 }
 
@@ -169,6 +170,8 @@ type Counters struct {
 	Settled  uint64 // settlements that it took
 	Dropped  uint64 // settlements that it did not
 	Connects uint64 // times it answered after it had not
+	Failures uint64 // times it was lost, or a try to reach it failed
+	Sharing  uint64 // counts of this replica begun for clients who share one, for want of room
 	Up       bool   // it is asked
 }
 
@@ -178,7 +181,7 @@ func (m *Redis) Counters() Counters {
 	return Counters{
 		Calls: c.calls.Load(), Errors: c.errors.Load(), Timeouts: c.timeouts.Load(), Busy: c.busy.Load(),
 		Local: c.local.Load(), Clamps: c.clamps.Load(), Settled: c.settled.Load(), Dropped: c.dropped.Load(),
-		Connects: c.connects.Load(), Up: m.link.Load() != nil,
+		Connects: c.connects.Load(), Failures: c.failures.Load(), Sharing: m.own.clients.sharing.Load(), Up: m.link.Load() != nil,
 	}
 }
 
@@ -379,6 +382,9 @@ func (m *Redis) alone(c *claim, k *admission.LimitKey, a *admission.Reservation)
 		return
 	case fleet.OnErrorOpen:
 		a.Admitted, a.Reason = true, admission.ReasonAdmitted
+		if c.b.tokens.limited() {
+			a.Ticket.End = time.Unix(0, end(c.key.at(c.now).tokens, c.b.tokens.window))
+		}
 	default:
 		a.Reason = m.usedUp(c)
 		m.own.reserve(a, k, m.part(c.b), c.cost, c.now)
@@ -445,13 +451,12 @@ func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
 	k := key{limit: t.Key.Limit, client: t.Key.Client, requests: b.requests.window, tokens: b.tokens.window}
 	n := windowEnding(t.End.UnixNano(), b.tokens.window)
 	m.own.clients.correct(&k, n, delta)
+	if t.Local && m.untold.absorb(&k, n, delta) {
+		return // the server does not know of it yet, and will be told what was used
+	}
 	m.seen.correct(&k, n, delta)
 	if m.link.Load() == nil {
-		if t.Local {
-			m.untold.correct(&k, n, delta)
-		} else {
-			m.counts.dropped.Add(1)
-		}
+		m.counts.dropped.Add(1)
 		return
 	}
 	select {

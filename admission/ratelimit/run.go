@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -13,13 +15,15 @@ import (
 // It never gives up and its absence is no error: onError says what then counts.
 func (m *Redis) Run(ctx context.Context) error {
 	defer m.link.Store(nil)
-	told := false
+	away := outage{}
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
 		l, err := m.connect(ctx)
 		if err == nil {
 			m.counts.connects.Add(1)
-			m.log.Info("redis counts the limits", "address", m.redis.Address)
-			wait, told = firstRetry, false
+			if away.over() {
+				m.log.Info("redis counts the limits", "address", m.redis.Address)
+			}
+			wait = firstRetry
 			m.serve(ctx, l)
 			if e := m.lastError.Load(); e != nil {
 				err = *e
@@ -28,14 +32,52 @@ func (m *Redis) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if !told {
-			told = true
+		m.counts.failures.Add(1)
+		if away.news(err, time.Now()) {
 			m.log.Warn("redis does not answer; "+withoutIt[m.redis.OnError], "address", m.redis.Address, "error", err)
 		}
 		if !sleep(ctx, wait*3/4+rand.N(wait/2)) {
 			return nil
 		}
 	}
+}
+
+// quiet is the least time between two lines about the server's absence: one that
+// comes and goes would fill the log.
+const quiet = 10 * time.Second
+
+// outage decides what is logged about the server's absence: its begin, each other
+// cause, and its end, where the begin was logged or nothing was yet.
+type outage struct {
+	at     time.Time // of the last line; zero before the first
+	cause  string    // that it named; "" after the end
+	silent bool      // it goes on, and no line tells of it
+}
+
+// news reports whether an absence for a cause is to be logged.
+func (o *outage) news(err error, now time.Time) bool {
+	cause := strings.Map(func(r rune) rune {
+		if unicode.IsDigit(r) { // ports differ each time
+			return -1
+		}
+		return r
+	}, err.Error())
+	if cause == o.cause {
+		return false
+	}
+	if !o.at.IsZero() && now.Sub(o.at) < quiet {
+		o.silent = o.silent || o.cause == ""
+		return false
+	}
+	o.at, o.cause, o.silent = now, cause, false
+	return true
+}
+
+// over reports whether the end of an absence is to be logged.
+func (o *outage) over() bool {
+	said := !o.silent
+	o.cause, o.silent = "", false
+	return said
 }
 
 // withoutIt says what becomes of requests.

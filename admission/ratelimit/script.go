@@ -107,7 +107,7 @@ func settle(ctx context.Context, c rueidis.Client, all []settlement) (taken int)
 		}
 	}
 	for _, r := range script.ExecMulti(ctx, c, executions...) {
-		if r.Error() == nil {
+		if n, err := r.AsInt64(); err == nil && n == 1 { // 0: its window is over
 			taken++
 		}
 	}

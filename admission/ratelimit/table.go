@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admission"
@@ -60,6 +61,7 @@ type table struct {
 	// unshared: a client that finds no room has no entry at all. For what is said
 	// about one client and must not be said about another.
 	unshared bool
+	sharing  atomic.Uint64 // shared entries that were begun
 	shards   [shards]shard
 }
 
@@ -175,6 +177,7 @@ func (s *shard) place(k *key, now int64, t *table) bool {
 		return false
 	default:
 		s.shared[shared] = fresh(k, w, 0) // it counts from now on
+		t.sharing.Add(1)
 	}
 	return true
 }

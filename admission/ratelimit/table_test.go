@@ -43,6 +43,9 @@ func TestNobodyGoesUncountedInAFullTable(t *testing.T) {
 			}
 		}
 	}
+	if n := m.Counters().Sharing; n != shards {
+		t.Errorf("%d shared counts were begun, want %d", n, shards)
+	}
 	// Each shard has one client and one count that all others of it share.
 	if admitted != 3*2*shards {
 		t.Errorf("%d admitted, want %d", admitted, 3*2*shards)

@@ -38,5 +38,5 @@ func (s *Server) shared() (ratelimit.Counters, bool) {
 	if r, ok := s.limiter.(*ratelimit.Redis); ok {
 		return r.Counters(), true
 	}
-	return ratelimit.Counters{}, false
+	return s.limiter.(embedded).Counters(), false
 }

@@ -321,19 +321,23 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 				}
 			}
 		}},
-		{"fairlead.admission.events", "What happened to the requests that admission follows: tokens reserved and settled, requests that found no room among those followed (table_full), and ones whose end nobody told (expired).", func(o metric.Int64Observer) {
+		{"fairlead.admission.events", "What happened to the requests that admission follows: tokens reserved and settled, requests that found no room among those followed (table_full), and ones whose end nobody told (expired); and counts of limits that clients share who found no room among the 65,536 that are counted apart (limits_shared).", func(o metric.Int64Observer) {
 			c := gate()
-			for kind, n := range map[string]uint64{"tokens_reserved": c.TokensReserved, "tokens_settled": c.TokensSettled, "table_full": c.TableFull, "expired": c.Expired} {
+			limits, _ := shared()
+			for kind, n := range map[string]uint64{
+				"tokens_reserved": c.TokensReserved, "tokens_settled": c.TokensSettled, "table_full": c.TableFull, "expired": c.Expired,
+				"limits_shared": limits.Sharing,
+			} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},
-		{"fairlead.limiter.events", "Reservations put to the shared count of limits (calls), their errors and timeouts, those not put because too many waited (busy), those decided without it (local), counts that it had lost (clamps), settlements taken and dropped, and times it came back (connects).", func(o metric.Int64Observer) {
+		{"fairlead.limiter.events", "Reservations put to the shared count of limits (calls), their errors and timeouts, those not put because too many waited (busy), those decided without it (local), counts that it had lost (clamps), settlements taken and dropped, times it came back (connects), and times it was lost or not reached (failures).", func(o metric.Int64Observer) {
 			c, is := shared()
 			if !is {
 				return
 			}
 			for kind, n := range map[string]uint64{"calls": c.Calls, "errors": c.Errors, "timeouts": c.Timeouts, "busy": c.Busy, "local": c.Local,
-				"clamps": c.Clamps, "settled": c.Settled, "dropped": c.Dropped, "connects": c.Connects} {
+				"clamps": c.Clamps, "settled": c.Settled, "dropped": c.Dropped, "connects": c.Connects, "failures": c.Failures} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},
