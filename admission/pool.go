@@ -57,15 +57,13 @@ type pool struct {
 	soon atomic.Int64
 	// lead is for how long before a slot its place is kept, ns.
 	lead   atomic.Int64
-	ended  atomic.Int64 // since the last step
 	levels [fleet.BurstLevels]level
 
 	// Of steps alone.
 	step     uint64 // the one it took part in last
 	known    bool   // a view of it was seen
 	limit    float64
-	ends     float64 // per second
-	loosened int64   // the second up to which loose requests were ended
+	loosened int64 // the second up to which loose requests were ended
 	demands  []demand
 	active   int
 	queueing int64
@@ -164,7 +162,6 @@ func (p *pool) leave(of fleet.BurstLevel) {
 func (p *pool) end(of fleet.BurstLevel) {
 	p.levels[of].end()
 	p.live.Add(-1)
-	p.ended.Add(1)
 }
 
 // slew moves the limit towards what it should be.
@@ -197,10 +194,6 @@ func (p *pool) begin(step uint64, now time.Duration) {
 // settle takes in what was gathered and a view, if there is one.
 func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.endLoose(now)
-	if dt > 0 {
-		keep := decay(dt, demandOver)
-		p.ends = p.ends*keep + float64(p.ended.Swap(0))/dt.Seconds()*(1-keep)
-	}
 	for i := range p.levels {
 		p.levels[i].step(fleet.BurstLevel(i), dt)
 	}
@@ -294,7 +287,7 @@ func (p *pool) endLoose(now time.Duration) {
 
 // state tells what became of a step.
 func (p *pool) state() PoolState {
-	st := PoolState{Name: p.name, Limit: p.limit, Clients: p.active, Share: math.Inf(1), Ends: p.ends}
+	st := PoolState{Name: p.name, Limit: p.limit, Clients: p.active, Share: math.Inf(1)}
 	full := p.full()
 	if full {
 		st.Share = p.waterLevel()

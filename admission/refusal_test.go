@@ -147,7 +147,7 @@ func TestBrokenStreamsAreSettledByTheirLength(t *testing.T) {
 
 func TestRatiosAreCountedPerRoute(t *testing.T) {
 	g, now := limited(fleet.Limit{Concurrency: 100})
-	for n, out := range []fleet.Tokens{200, 130, 60, 400} { // level 3 is 128 … 255
+	for n, out := range []fleet.Tokens{200, 130, 60, 400, 300} { // level 3 is 128 … 255
 		g.Admit(ask(n, *now))
 		g.Apply(fleet.Outcome{
 			Kind: fleet.RequestEnded, ID: ask(n, *now).ID, At: *now, Code: 200, Cause: fleet.CauseOK,
@@ -159,13 +159,13 @@ func TestRatiosAreCountedPerRoute(t *testing.T) {
 	g.Admit(stranger)
 	n := g.Counters()
 	want := admission.RouteCounters{
-		Route: "r", Admitted: 4, WithUsage: 4, Within: 2, Above: 1, Below: 1,
-		Input: 400, Cached: 100, Output: 790, OutputReserved: 800,
+		Route: "r", Admitted: 5, WithUsage: 5, Within: 2, Above: 2, Below: 1,
+		Input: 500, Cached: 125, Output: 1090, OutputReserved: 1000,
 	}
 	if n.Routes[0] != want {
 		t.Errorf("%+v; want %+v", n.Routes[0], want)
 	}
-	if n.Routes[1].Route != "other" || n.Routes[1].Admitted != 1 || n.ByReason[admission.ReasonAdmitted] != 5 {
+	if n.Routes[1].Route != "other" || n.Routes[1].Admitted != 1 || n.ByReason[admission.ReasonAdmitted] != 6 {
 		t.Errorf("%+v; want the unknown route counted as other", n)
 	}
 }

@@ -255,6 +255,4 @@ type PoolState struct {
 	// Share is what a client of weight 1 may have in flight; +Inf while the pool
 	// is not full.
 	Share float64
-	// Ends is how many requests end per second.
-	Ends float64
 }

@@ -166,7 +166,7 @@ func localReplies() []localReply {
 		}},
 		// Whatever else carries a flag: no live endpoint, refused and broken
 		// connections, used-up retries, a missing cluster, overload.
-		{flags: []string{}, problem: problem{
+		{flags: []string{}, again: true, problem: problem{
 			status: http.StatusServiceUnavailable, code: "unavailable",
 			message: "No model server could take the request: " + detailsOperator + ".",
 		}},

@@ -30,17 +30,32 @@ func (c *credential) add(value []byte) {
 	c.value = value
 }
 
-// by is what tells callers of that dialect apart, nil if nothing does. Of two
-// different credentials the one that the dialect's servers read first counts. It
-// may use scratch.
+// by is what tells callers of that dialect apart, nil if nothing does. Servers of
+// the Anthropic API read one header or the other, or either: of two different
+// credentials one may be invented, and nothing tells which. It may use scratch.
 func (c *credentials) by(dialect fleet.Dialect, scratch []byte) []byte {
 	if dialect == fleet.DialectAnthropic && c.apiKey.value != nil {
+		if c.differ() {
+			return nil
+		}
 		return c.apiKey.sure()
 	}
 	if shown := &c.authorization; shown.ambiguous || (shown.value != nil && !isScheme(shown.value)) {
 		return canonical(shown.sure(), scratch)
 	}
 	return c.apiKey.sure()
+}
+
+// differ reports whether both headers show a credential, and not the same.
+func (c *credentials) differ() bool {
+	shown := c.authorization.value
+	if shown == nil || isScheme(shown) {
+		return false
+	}
+	if at := bytes.IndexAny(shown, " \t"); at >= 0 && isScheme(shown[:at]) {
+		shown = bytes.TrimLeft(shown[at:], " \t")
+	}
+	return c.authorization.ambiguous || !bytes.Equal(shown, c.apiKey.value)
 }
 
 // sure is the value if there is just one, else nil.
@@ -127,9 +142,7 @@ func inUsualCase(i int, c byte) byte {
 //
 // No header counts but the credential itself, and nobody here verifies it: an
 // invented credential is a client of its own, with a share and a limit of its
-// own, until the upstream refuses it. So is an invented one in the header that
-// the dialect reads first, where the upstream itself reads the other. Where that
-// matters a route tells clients apart by a verified claim or a certificate.
+// own, until the upstream refuses it. Where that matters a route tells clients apart by a verified claim or a certificate.
 func (r *request) client(info *plan.RouteInfo) admission.Client {
 	var scratch [64]byte
 	if value := r.identity(info, scratch[:0]); len(value) > 0 {

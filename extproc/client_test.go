@@ -108,12 +108,14 @@ func TestWhatMayBeTwoCredentialsIsNone(t *testing.T) {
 	}
 }
 
-// TestTheDialectSaysWhichCredentialGoesFirst: the one that its servers read
-// first, so that a credential nobody reads makes no new client.
+// TestTheDialectSaysWhichCredentialGoesFirst: the one that its servers read, so
+// that a credential nobody reads makes no new client; and where they may read
+// either, two different ones make none.
 func TestTheDialectSaysWhichCredentialGoesFirst(t *testing.T) {
 	by := func(value string) admission.Client {
 		return admission.ClientOf(fleet.ClientKeyAuthorization, []byte(value))
 	}
+	address := admission.ClientOf(fleet.ClientKeyAddress, []byte("192.0.2.7"))
 	both := func(authorization, apiKey string) func(*message) {
 		return func(m *message) { m.headers["authorization"], m.headers["x-api-key"] = authorization, apiKey }
 	}
@@ -123,8 +125,12 @@ func TestTheDialectSaysWhichCredentialGoesFirst(t *testing.T) {
 		want    admission.Client
 	}{
 		{fleet.DialectOpenAI, both("Bearer a", "k"), by("Bearer a")},
-		{fleet.DialectAnthropic, both("Bearer a", "k"), by("k")},
-		{fleet.DialectAnthropic, both("Bearer a,Bearer b", "k"), by("k")},
+		{fleet.DialectAnthropic, both("Bearer a", "k"), address},
+		{fleet.DialectAnthropic, both("Bearer a,Bearer b", "k"), address},
+		{fleet.DialectAnthropic, both("Bearer k", "k"), by("k")},
+		{fleet.DialectAnthropic, both("bearer  k", "k"), by("k")},
+		{fleet.DialectAnthropic, both("k", "k"), by("k")},
+		{fleet.DialectAnthropic, both("Bearer", "k"), by("k")},
 		{fleet.DialectAnthropic, shows("authorization", "bearer a"), by("Bearer a")},
 		{fleet.DialectAnthropic, both("Bearer a", ""), by("Bearer a")},
 		{fleet.DialectAnthropic, both("Bearer a", " "), by("Bearer a")},

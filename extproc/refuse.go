@@ -178,12 +178,12 @@ func (r *refusal) appendMessage(b []byte) []byte {
 	case admission.ReasonRequests:
 		b = appendInt(append(b, "Your limit of "...), s.Requests.Limit)
 		b = appendPeriod(append(b, " requests per "...), s.Requests.Window)
-		b = appendReset(append(b, " is used up"...), s.Requests.Reset)
+		b = r.appendPromised(appendReset(append(b, " is used up"...), s.Requests.Reset), s.Requests.Reset)
 	case admission.ReasonTokens:
 		b = appendInt(append(r.appendCost(b), " tokens and you have "...), max(s.Tokens.Remaining, 0))
 		b = appendInt(append(b, " left of "...), s.Tokens.Limit)
 		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
-		b = appendReset(b, s.Tokens.Reset)
+		b = r.appendPromised(appendReset(b, s.Tokens.Reset), s.Tokens.Reset)
 	case admission.ReasonTooMany:
 		b = appendInt(append(r.appendCost(b), " tokens, more than your whole limit of "...), s.Tokens.Limit)
 		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
@@ -261,6 +261,14 @@ func (r *refusal) appendInFlight(b []byte, should, atLimit string) []byte {
 	b = appendUint(append(b, ": reduce concurrent requests from "...), has)
 	b = appendUint(append(b, " to "...), may)
 	return append(b, '.')
+}
+
+// appendPromised says why waiting for the next window does not help.
+func (r *refusal) appendPromised(b []byte, reset time.Duration) []byte {
+	if r.shouldRetry || reset > time.Duration(r.millis)*time.Millisecond {
+		return b
+	}
+	return append(b, " What there is then is promised to requests that were refused before this one."...)
 }
 
 func (r *refusal) appendRetry(b []byte) []byte {

@@ -81,8 +81,8 @@ func redisFields(r *Redis) []field {
 
 func limitFields(l *Limit) []field {
 	return []field{
-		{name: "name", doc: "Names the policy in answers and metrics. Default: limit-1, limit-2, … by place.", value: nameOf(&l.Name)},
-		{name: "key", doc: "What tells clients apart: the hash of authorization (else x-api-key), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
+		{name: "name", doc: "Names the limit in metrics and logs. Default: limit-1, limit-2, … by place.", value: nameOf(&l.Name)},
+		{name: "key", doc: "What tells clients apart: the hash of authorization (else x-api-key; the other way round on routes of the Anthropic dialect, where a request with two different ones counts by its address), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
 		{name: "claim", doc: "The claim's name, with key jwt.", value: label(&l.Claim)},
 		{name: "routes", doc: "Routes it counts for; absent: all that no other limit names.", value: list(&l.Routes, 0, maxNamed, reference)},
 		{name: "requests", doc: "Requests per window, such as 600/min.", value: rate(&l.Requests)},
@@ -250,7 +250,7 @@ func routeFields(r *Route) []field {
 		{name: "onFailure", doc: "While ext_proc is dead and nobody counts limits: open lets requests pass, closed answers those that generate with 503.", preset: "open", value: choice(&r.OnFailure, nil, "open", "closed")},
 		{name: "class", doc: "How urgent its requests are; a caller may lower it by x-request-class: batch.", preset: "interactive", value: choice(&r.Class, nil, "interactive", "batch")},
 		{name: "fairShare", doc: "Keep a client from more than its share of a pool that is full.", preset: "true", value: boolean(&r.FairShare)},
-		{name: "holdAtSidecar", doc: "Bound the requests in flight to each pool of the route in each sidecar too, to an even part of the pool's limit; holds with Fairlead dead. It counts for the pool: the group's other routes to it are held too.", preset: "false", value: boolean(&r.HoldAtSidecar)},
+		{name: "holdAtSidecar", doc: "Bound the requests in flight to each pool of the route in each sidecar too, to an even part of the pool's limit; holds with Fairlead dead. It counts for the pool: the group's other routes to it are held too. Each replica of serve divides by the sidecars that it has itself: with several, the sidecars together may have as many times the limit.", preset: "false", value: boolean(&r.HoldAtSidecar)},
 		{name: "maxOutput", doc: "The model's limit on output tokens; absent: unknown.", value: whole(&r.MaxOutput, 1, 10_000_000)},
 		{name: "oversize", doc: "Requests above maxOutput: refuse (400, with what fits) or pass.", preset: "refuse", value: choice(&r.Oversize, nil, "refuse", "pass")},
 		{name: "noRoom", doc: "Requests that no endpoint's KV cache has room for now: refuse (429, with what fits) or pass.", preset: "pass", value: choice(&r.NoRoom, nil, "refuse", "pass")},

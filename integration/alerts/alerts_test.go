@@ -85,8 +85,8 @@ func TestEachRuleFiresAndFallsSilent(t *testing.T) {
 		{"TLS files were half written for a moment", `fairlead_push_tls_refused 0 1 1 1 1 0x60`, 15, ""},
 		{"the shared limiter is away", `fairlead_limiter_away 1x60`, 15, "FairleadLimiterAway"},
 		{"the shared limiter was away for a moment", `fairlead_limiter_away 0 1 1 1 1 0x60`, 15, ""},
-		{"requests pass undecided", `fairlead_requests_undecided_total 0+1x60`, 20, "FairleadRequestsUndecided"},
-		{"requests passed undecided long ago", `fairlead_requests_undecided_total 0 5x60`, 40, ""},
+		{"requests pass undecided", `fairlead_requests_undecided_total{result="passed"} 0+1x60`, 20, "FairleadRequestsUndecided"},
+		{"requests passed undecided long ago", `fairlead_requests_undecided_total{result="refused"} 0 5x60`, 40, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := strings.Join(firing(t, c.series, c.at), " "); got != c.want {

@@ -125,9 +125,19 @@ func (m *metrics) outcome(o fleet.Outcome) {
 		}
 	case fleet.RequestEnded:
 		m.ended.add(endKey{codeClass(o.Code), o.Cause.String()}, 1)
-		if o.Endpoint.Address.IsValid() && !accesslog.Decided(o.ID) {
-			m.undecided.Add(1)
-		}
+		m.withoutDecision(&o)
+	}
+}
+
+// withoutDecision counts a request that ended and that ext_proc did not decide
+// about.
+func (m *metrics) withoutDecision(o *fleet.Outcome) {
+	switch {
+	case accesslog.Decided(o.ID):
+	case o.Cause == fleet.CauseLocal && o.Code == http.StatusServiceUnavailable:
+		m.undecided.refused.Add(1)
+	case o.Cause != fleet.CauseLocal && o.Endpoint.Address.IsValid():
+		m.undecided.passed.Add(1)
 	}
 }
 
@@ -196,8 +206,8 @@ type metrics struct {
 	held *labels[string]
 	// anomalies counts requests that something was wrong with; they go on.
 	anomalies *labels[string]
-	// undecided counts requests that passed without ext_proc.
-	undecided atomic.Int64
+	// undecided counts requests without ext_proc, by what became of them.
+	undecided struct{ passed, refused atomic.Int64 }
 }
 
 // newMetrics builds the instruments; view gives the state that gauges show,
@@ -283,8 +293,10 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 				o.Observe(n, metric.WithAttributes(attribute.String("code", k.code), attribute.String("cause", k.cause)))
 			})
 		}},
-		{"fairlead.requests.undecided", "Requests that reached a server without a decision: ext_proc was dead, or later than its message timeout of 200 ms. They were neither steered nor limited.", func(o metric.Int64Observer) {
-			o.Observe(m.undecided.Load())
+		{"fairlead.requests.undecided", "Requests without a decision: ext_proc was dead, or later than its message timeout of 200 ms. Those that passed reached a server, neither steered nor limited; those refused got a 503, as where a route fails closed.", func(o metric.Int64Observer) {
+			// Both from the begin on: a rate needs a value before the first.
+			o.Observe(m.undecided.passed.Load(), metric.WithAttributes(attribute.String("result", "passed")))
+			o.Observe(m.undecided.refused.Load(), metric.WithAttributes(attribute.String("result", "refused")))
 		}},
 		{"fairlead.budgets", "Requests by where their output budget came from.", single(m.budgets, "source")},
 		{"fairlead.admission.requests", "Generating requests by why they entered or were refused.", func(o metric.Int64Observer) {
@@ -386,7 +398,7 @@ func observeUsage(meter metric.Meter, gate func() admission.Counters) error {
 		instruments = append(instruments, g)
 		return g, err
 	}
-	efficiency, err1 := gauge("fairlead.usage.token_efficiency", "Output tokens over the output budgets asked for, 0 to 1.")
+	efficiency, err1 := gauge("fairlead.usage.token_efficiency", "Output tokens over the output budgets asked for; above 1 where a default stood for them.")
 	hits, err2 := gauge("fairlead.usage.cache_hit_ratio", "Cached prompt tokens over prompt tokens, 0 to 1.")
 	compliance, err3 := gauge("fairlead.usage.burst_compliance", "Share of requests whose output was of the burst level they were classed in, 0 to 1.")
 	following, err4 := gauge("fairlead.admission.in_flight", "Admitted requests that are followed to their end.")

@@ -1,9 +1,14 @@
 package serve
 
 import (
+	"maps"
 	"net/netip"
 	"testing"
 
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
@@ -55,10 +60,47 @@ func TestRequestsWithoutADecisionAreCounted(t *testing.T) {
 		{Kind: fleet.RequestEnded, ID: foreign, Code: 200, Endpoint: server},
 		{Kind: fleet.RequestEnded, ID: foreign, Code: 400}, // Envoy's own answer
 		{Kind: fleet.AttemptEnded, ID: foreign, Code: 200, Endpoint: server},
+		{Kind: fleet.RequestEnded, ID: foreign, Code: 429, Endpoint: server, Cause: fleet.CauseLocal}, // held at the sidecar
+		{Kind: fleet.RequestEnded, ID: foreign, Code: 503, Cause: fleet.CauseLocal},                   // fails closed
+		{Kind: fleet.RequestEnded, ID: foreign, Code: 503, Cause: fleet.CauseLocal},
+		{Kind: fleet.RequestEnded, ID: own, Code: 503, Cause: fleet.CauseLocal},
 	} {
 		s.outcome(o)
 	}
-	if n := s.metrics.undecided.Load(); n != 1 {
-		t.Errorf("%d undecided, want 1", n)
+	if passed, refused := s.metrics.undecided.passed.Load(), s.metrics.undecided.refused.Load(); passed != 1 || refused != 2 {
+		t.Errorf("without a decision %d passed and %d were refused, want 1 and 2", passed, refused)
+	}
+}
+
+// TestUsageRatiosAreWhatTheySay, each of other counts.
+func TestUsageRatiosAreWhatTheySay(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	t.Cleanup(func() { _ = provider.Shutdown(t.Context()) })
+	if err := observeUsage(provider.Meter(scopeName), func() admission.Counters {
+		return admission.Counters{Claims: 7, Clients: 11, Routes: []admission.RouteCounters{{
+			Route: "chat", Output: 30, OutputReserved: 120, Cached: 50, Input: 100, Within: 9, Above: 1, Below: 2, WithUsage: 12,
+		}, {Route: "none"}}}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, m := range all.ScopeMetrics[0].Metrics {
+		points := m.Data.(metricdata.Gauge[float64]).DataPoints
+		if len(points) != 1 {
+			t.Errorf("%s has %d values, want one: no ratio of nothing", m.Name, len(points))
+		}
+		got[m.Name] = points[0].Value
+	}
+	want := map[string]float64{
+		"fairlead.usage.token_efficiency": 0.25, "fairlead.usage.cache_hit_ratio": 0.5, "fairlead.usage.burst_compliance": 0.75,
+		"fairlead.admission.in_flight": 7, "fairlead.admission.clients": 11,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
