@@ -2,11 +2,17 @@ package fleet
 
 import "strings"
 
-// generatingPaths are the path endings that make a model generate tokens; the
-// last is that of OpenAI's Realtime API, which speaks over a WebSocket.
-// Requests to any other path (/v1/models, /v1/files, …) are passed: never
-// shed, and retried only where nothing was sent.
-var generatingPaths = []string{"/chat/completions", "/completions", "/messages", "/responses", "/realtime"}
+// generatingPaths are the path endings that make a model generate tokens: those of
+// the APIs of OpenAI (the last of them the Realtime API's, which speaks over a
+// WebSocket) and Anthropic, and those that model servers have beside them: vLLM's
+// batch of chats, /generate of SGLang, TGI and Ollama, /invocations of SageMaker's
+// contract, which vLLM and TGI serve too, and Ollama's /api/chat.
+// Requests to any other path (/v1/models, /v1/embeddings, …) are passed: never
+// limited nor shed, and retried only where nothing was sent.
+var generatingPaths = []string{
+	"/chat/completions", "/completions", "/messages", "/responses", "/realtime",
+	"/chat/completions/batch", "/generate", "/generate_stream", "/invocations", "/api/chat",
+}
 
 // GeneratingPaths returns the path endings of [Generates].
 func GeneratingPaths() []string { return append([]string(nil), generatingPaths...) }
