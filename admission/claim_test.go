@@ -388,6 +388,12 @@ func TestFullTableRefusesWhereLimitsAreExactAndCountsTheRest(t *testing.T) {
 	if st := w.tick(0); st.Levels[3].InFlight != 5 {
 		t.Fatalf("%d in flight; want all 5", st.Levels[3].InFlight)
 	}
+	// A client has in flight what is followed, and no more.
+	c := w.clients.lock(w.ask("a").Client, w.clock.now().Sub(w.epoch))
+	if c.live > 2 || c.account(w.pool(), fleet.ClassInteractive).live > 2 {
+		t.Errorf("%d of the client in flight, %d in the pool; 2 are followed", c.live, c.account(w.pool(), fleet.ClassInteractive).live)
+	}
+	c.mu.Unlock()
 	if n := w.Counters().TableFull; n != 3 {
 		t.Errorf("%d found the table full; want 3", n)
 	}
