@@ -3,15 +3,19 @@ package fleet
 import "strings"
 
 // generatingPaths are the path endings that make a model generate tokens: those of
-// the APIs of OpenAI (the last of them the Realtime API's, which speaks over a
-// WebSocket) and Anthropic, and those that model servers have beside them: vLLM's
-// batch of chats, /generate of SGLang, TGI and Ollama, /invocations of SageMaker's
-// contract, which vLLM and TGI serve too, and Ollama's /api/chat.
+// the APIs of OpenAI (/completions stands for /chat/completions too; /realtime is
+// that of the Realtime API, which speaks over a WebSocket) and Anthropic, and those
+// that model servers have beside them: /generate of SGLang, TGI and Ollama, TGI's
+// /generate_stream, /invocations of SageMaker's contract, which vLLM and TGI serve
+// too, and Ollama's /api/chat.
 // Requests to any other path (/v1/models, /v1/embeddings, …) are passed: never
 // limited nor shed, and retried only where nothing was sent.
+//
+// Envoy refuses a regular expression of more than 100 instructions
+// (re2.max_program_size.error_level); the one that is made of these is close to it.
 var generatingPaths = []string{
-	"/chat/completions", "/completions", "/messages", "/responses", "/realtime",
-	"/chat/completions/batch", "/generate", "/generate_stream", "/invocations", "/api/chat",
+	"/completions", "/messages", "/responses", "/realtime",
+	"/generate", "/generate_stream", "/invocations", "/api/chat",
 }
 
 // GeneratingPaths returns the path endings of [Generates].

@@ -53,8 +53,8 @@ func TestBlindRetriesDontStarveWhoWaitsAsTold(t *testing.T) {
 				for ctx.Err() == nil {
 					a, err := ask(context.WithoutCancel(ctx), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", "Bearer "+c.name)
 					switch {
-					case err != nil:
-						t.Error(err)
+					case err != nil || a.status != http.StatusOK && a.status != http.StatusTooManyRequests:
+						t.Errorf("status %d, %v: %s", a.status, err, a.body)
 						return
 					case a.status == http.StatusOK:
 						if time.Now().After(counting) {
@@ -91,8 +91,8 @@ func TestALoneClientNeedNotWaitBesideAnIdlePool(t *testing.T) {
 		parts.Go(func() {
 			for {
 				a, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, `{"max_tokens":512}`, false, "authorization", "Bearer alone")
-				if err != nil {
-					t.Error(err)
+				if err != nil || a.status != http.StatusOK && a.status != http.StatusTooManyRequests {
+					t.Errorf("status %d, %v: %s", a.status, err, a.body)
 					return
 				}
 				tries.Add(1)
@@ -120,8 +120,8 @@ func obey(ctx context.Context, t *testing.T, s *served, credential string, serve
 	for retries := 0; ctx.Err() == nil; {
 		a, err := ask(context.WithoutCancel(ctx), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false,
 			"authorization", "Bearer "+credential, "x-stainless-retry-count", fmt.Sprint(retries))
-		if err != nil {
-			t.Error(err)
+		if err != nil || a.status != http.StatusOK && a.status != http.StatusTooManyRequests {
+			t.Errorf("status %d, %v: %s", a.status, err, a.body)
 			return
 		}
 		if a.status == http.StatusOK {
