@@ -14,7 +14,7 @@ import (
 
 // How long things are believed. Envoy sends a heartbeat of every running
 // request each 10 s (access_log_flush_interval) and its log batches are at most
-// 50 ms late.
+// 25 ms late.
 const (
 	// ProvisionalLease is how long an attempt counts that was decided but that
 	// no log entry confirmed. Short, so that entries lost on their way don't make

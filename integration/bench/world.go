@@ -243,7 +243,7 @@ type sample struct {
 
 const (
 	warmUp = 300 * time.Millisecond
-	// settle is longer than Envoy gathers log entries for (50 ms), so that all
+	// settle is longer than Envoy gathers log entries for (25 ms), so that all
 	// that a run caused has been done when CPU is read.
 	settle = 150 * time.Millisecond
 )

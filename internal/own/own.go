@@ -131,7 +131,7 @@ func (f *Foreign) Add(engine float64, ledger int32) {
 func (f *Foreign) Requests() int32 { return max(0, min(f.excess[0], f.excess[1], f.excess[2])) }
 
 // ledgerDelay is how much later than the engine the ledger learns of an end:
-// Envoy's log batches (50 ms) and a margin for what is under way.
+// Envoy's log batches (25 ms) and a margin for what is under way.
 const ledgerDelay = 150 * time.Millisecond
 
 // Unanswered is how many of our requests the engine does not count, less those

@@ -173,7 +173,7 @@ func closedFor(o *fleet.Outcome) time.Duration {
 	return max(0, min(wait, longestClosed)-reopenEarly)
 }
 
-// reopenEarly is the most that a log's batch (50 ms), the plan's tick (50 ms) and
+// reopenEarly is the most that a log's batch (25 ms), the plan's tick (50 ms) and
 // their delays on the way add up to.
 const reopenEarly = 150 * time.Millisecond
 
