@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
@@ -16,15 +17,19 @@ const (
 	// refused for its own request before. It leaves most of Envoy's message
 	// timeout of 200 ms to a machine that is busy.
 	holdFor = 60 * time.Millisecond
-	// maxHeld bounds the requests that are held at a time; further ones are
-	// refused at once.
-	maxHeld = 256
+	// maxHeld bounds the requests that are held at a time, heldEach those of one
+	// client (of all that meet in one of heldGroups by their hash): further ones are
+	// refused at once, so that who sends without end is not in others' way.
+	maxHeld    = 256
+	heldEach   = 16
+	heldGroups = 256
 )
 
 // Ends wakes requests that are held when others may have ended. The zero value
 // is ready for use; its methods may be called from several goroutines.
 type Ends struct {
 	held  atomic.Int32
+	each  [heldGroups]atomic.Int32
 	blind atomic.Bool
 	mu    sync.Mutex
 	next  chan struct{} // closed by the next Signal; nil while nobody waits for it
@@ -48,19 +53,26 @@ func (e *Ends) Signal() {
 // told of, and nobody is held.
 func (e *Ends) SetBlind(blind bool) { e.blind.Store(blind) }
 
-// join lets a request be held, if there is room and a point in it.
-func (e *Ends) join() bool {
+// join lets a client's request be held, if there is room and a point in it.
+func (e *Ends) join(of *admission.Client) bool {
 	if e == nil || e.blind.Load() {
 		return false
 	}
-	if e.held.Add(1) > maxHeld {
-		e.held.Add(-1)
+	all, own := e.held.Add(1), e.group(of).Add(1)
+	if all > maxHeld || own > heldEach {
+		e.leave(of)
 		return false
 	}
 	return true
 }
 
-func (e *Ends) leave() { e.held.Add(-1) }
+func (e *Ends) leave(of *admission.Client) {
+	e.held.Add(-1)
+	e.group(of).Add(-1)
+}
+
+// group counts the held requests of a client and of those it meets.
+func (e *Ends) group(of *admission.Client) *atomic.Int32 { return &e.each[int(of[0])%heldGroups] }
 
 // signal is closed by the next Signal.
 func (e *Ends) signal() <-chan struct{} {
@@ -80,11 +92,12 @@ func (s *Service) find(c *call, at time.Time) {
 		return
 	}
 	early := s.o.Admission != nil && s.o.Admission.Early(&c.ask)
-	if early || !s.o.Ends.join() {
+	who := c.ask.Client
+	if early || !s.o.Ends.join(&who) {
 		s.try(c, at, false)
 		return
 	}
-	defer s.o.Ends.leave()
+	defer s.o.Ends.leave(&who)
 	c.verdict.held = true
 	over := time.NewTimer(holdFor)
 	defer over.Stop()

@@ -123,6 +123,11 @@ func TestWhoIsNotHeld(t *testing.T) {
 		"came before its slot": func(_ *world, g *gate, _ *Ends) { g.early = true },
 		"no log arrives":       func(_ *world, _ *gate, e *Ends) { e.SetBlind(true) },
 		"many are held":        func(_ *world, _ *gate, e *Ends) { e.held.Store(maxHeld) },
+		"many of its client are held": func(_ *world, _ *gate, e *Ends) {
+			for i := range e.each {
+				e.each[i].Store(heldEach)
+			}
+		},
 		"nobody tells of ends": func(w *world, _ *gate, _ *Ends) { w.o.Ends = nil },
 		"no word on places": func(_ *world, g *gate, _ *Ends) {
 			g.full, g.verdict = 0, admission.Verdict{Reason: admission.ReasonTokens}
