@@ -220,7 +220,8 @@ type PoolView struct {
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int
 	// Places is the sum of the limits of its endpoints that take requests, whatever
-	// their risk; Unbounded where any has none.
+	// their risk, 0 where all are closed; Unbounded where any has none, and where none
+	// serves at all.
 	Places int
 	// Reopens is how long it takes until the first of its endpoints wants requests
 	// again, where all told callers to stay away; else 0. Nobody is told to come

@@ -49,13 +49,16 @@ func (c *credentials) by(dialect fleet.Dialect, scratch []byte) []byte {
 // differ reports whether both headers show a credential, and not the same.
 func (c *credentials) differ() bool {
 	shown := c.authorization.value
+	if c.authorization.ambiguous {
+		return true
+	}
 	if shown == nil || isScheme(shown) {
 		return false
 	}
 	if at := bytes.IndexAny(shown, " \t"); at >= 0 && isScheme(shown[:at]) {
 		shown = bytes.TrimLeft(shown[at:], " \t")
 	}
-	return c.authorization.ambiguous || !bytes.Equal(shown, c.apiKey.value)
+	return !bytes.Equal(shown, c.apiKey.value)
 }
 
 // sure is the value if there is just one, else nil.

@@ -27,11 +27,12 @@ type verdict struct {
 	info     *plan.RouteInfo
 	class    plan.Class
 	decision plan.Decision
-	// try says which try to decide it was, from 0; maxTries when no try got the
-	// place that it was decided on.
-	try int
-	// held: it waited for a place.
-	held bool
+	// try says which try to decide it was, from 0; one more than the last when none
+	// got the place that it was decided on. tries is how many there were.
+	try, tries int
+	// held: it waited for a place, and how long.
+	held    bool
+	heldFor time.Duration
 	// reserved: the ledger counts the pick. admit is what admission said; its
 	// Reason is 0 where it wasn't asked, or had nothing to say.
 	reserved bool
@@ -84,7 +85,7 @@ func (s *Service) requestHeaders(c *call, began time.Time) {
 		c.out.b = answers.Get(0)
 		*c.out.b = appendAnswer(*c.out.b, c)
 	}
-	s.o.Observe(event(c, s.o.Now().Sub(began)))
+	s.o.Observe(event(c, s.o.Now().Sub(began)-v.heldFor))
 	if c.req.observe {
 		s.withdraw(v)
 	}
@@ -114,18 +115,21 @@ func (s *Service) decide(c *call, at time.Time) {
 	}
 }
 
-// maxTries is how many decisions a request gets. Each but the last found a place
+// maxTries is how many decisions a request gets at a time. Each but the last found a place
 // that another request took between the look at the counts and the reservation.
 const maxTries = 4
 
 // place decides until the decided place could be reserved.
 func (s *Service) place(v *verdict, at time.Time) {
-	for v.try = 0; v.try < maxTries; v.try++ {
+	for range maxTries {
+		v.try = v.tries
+		v.tries++
 		v.decision = v.plan.Decide(v.class, v.id.SeedOf(v.try), s.o.Live)
 		if v.decision.Action != plan.ActionSteer || s.reserve(v, at) {
 			return
 		}
 	}
+	v.try = v.tries
 	v.decision = plan.Decision{Action: plan.ActionRefuse, Reason: plan.ReasonAllBusy, Arm: v.decision.Arm}
 }
 
@@ -271,7 +275,7 @@ func event(c *call, took time.Duration) Event {
 		Took:            took,
 		Prompt:          v.class.Prompt,
 		Answers:         max(v.answers, 1),
-		Tries:           min(v.try+1, maxTries),
+		Tries:           v.tries,
 		Admission:       v.admit.Reason,
 		Limit:           v.admit.Standing.Policy,
 		LimitLocal:      v.admit.Standing.Local,

@@ -11,7 +11,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// A handler takes microseconds. One that has run for blockedAfter is stuck, not
+// A handler takes microseconds, and holdFor where its request is held. One that has run for blockedAfter is stuck, not
 // slow: Envoy would wait its message timeout for every request, for ever, since
 // timeouts don't eject an ext_proc server (measured on Envoy 1.40.0).
 const (
@@ -108,7 +108,7 @@ type busy struct {
 	began [marks]atomic.Int64 // Unix nanoseconds; 0: free
 }
 
-const marks = 256
+const marks = 2 * maxHeld
 
 // enter takes a mark, or returns −1 when there is none free nearby.
 func (b *busy) enter(at time.Time) int {

@@ -1,7 +1,6 @@
 package extproc
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,12 +10,14 @@ import (
 
 const (
 	// holdFor is how long a request that finds no place is held before it is
-	// refused. A request ends at once, but that it has ended is known only when
-	// Envoy's next batch of log entries has come (envoy's logBatchTime, 25 ms):
-	// a caller that sends its next request the moment it has an answer would be
-	// refused for its own request before. It leaves most of Envoy's message
-	// timeout of 200 ms to a machine that is busy.
-	holdFor = 60 * time.Millisecond
+	// refused, and holdStep how often it is tried again meanwhile. A request ends at
+	// once, but that it has ended is known only when Envoy's next batch of log
+	// entries has come (envoy's logBatchTime, 25 ms): a caller that sends its next
+	// request the moment it has an answer would be refused for its own request
+	// before. holdFor leaves most of Envoy's message timeout of 200 ms to a machine
+	// that is busy.
+	holdFor  = 60 * time.Millisecond
+	holdStep = 10 * time.Millisecond
 	// maxHeld bounds the requests that are held at a time, heldEach those of one
 	// client (of all that meet in one of heldGroups by their hash): further ones are
 	// refused at once, so that who sends without end is not in others' way.
@@ -25,141 +26,142 @@ const (
 	heldGroups = 256
 )
 
-// Ends wakes requests that are held when others may have ended. The zero value
-// is ready for use; its methods may be called from several goroutines.
-type Ends struct {
-	held  atomic.Int32
+// Held bounds the requests that are held. The zero value is ready for use; its
+// methods may be called from several goroutines.
+type Held struct {
+	all   atomic.Int32
 	each  [heldGroups]atomic.Int32
 	blind atomic.Bool
-	mu    sync.Mutex
-	next  chan struct{} // closed by the next Signal; nil while nobody waits for it
-}
-
-// Signal says that a place may have become free. It costs next to nothing while
-// nobody is held.
-func (e *Ends) Signal() {
-	if e.held.Load() == 0 {
-		return
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.next != nil {
-		close(e.next)
-		e.next = nil
-	}
 }
 
 // SetBlind says whether no access log arrives from anybody: then no end will be
 // told of, and nobody is held.
-func (e *Ends) SetBlind(blind bool) { e.blind.Store(blind) }
+func (h *Held) SetBlind(blind bool) { h.blind.Store(blind) }
 
 // join lets a client's request be held, if there is room and a point in it.
-func (e *Ends) join(of *admission.Client) bool {
-	if e == nil || e.blind.Load() {
+func (h *Held) join(of *admission.Client) bool {
+	if h == nil || h.blind.Load() || !below(&h.all, maxHeld) {
 		return false
 	}
-	all, own := e.held.Add(1), e.group(of).Add(1)
-	if all > maxHeld || own > heldEach {
-		e.leave(of)
-		return false
+	if below(h.group(of), heldEach) {
+		return true
 	}
-	return true
+	h.all.Add(-1)
+	return false
 }
 
-func (e *Ends) leave(of *admission.Client) {
-	e.held.Add(-1)
-	e.group(of).Add(-1)
+// below adds one to a count that is less than most.
+func below(count *atomic.Int32, most int32) bool {
+	for {
+		n := count.Load()
+		if n >= most {
+			return false
+		}
+		if count.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (h *Held) leave(of *admission.Client) {
+	h.all.Add(-1)
+	h.group(of).Add(-1)
 }
 
 // group counts the held requests of a client and of those it meets.
-func (e *Ends) group(of *admission.Client) *atomic.Int32 { return &e.each[int(of[0])%heldGroups] }
-
-// signal is closed by the next Signal.
-func (e *Ends) signal() <-chan struct{} {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.next == nil {
-		e.next = make(chan struct{})
-	}
-	return e.next
-}
+func (h *Held) group(of *admission.Client) *atomic.Int32 { return &h.each[int(of[0])%heldGroups] }
 
 // find finds a place for a classed request, or refuses it: at once where waiting
 // a moment doesn't help, else once it was held for holdFor in vain.
 func (s *Service) find(c *call, at time.Time) {
-	held := s.try(c, at, s.o.Ends != nil && !c.req.observe)
-	if !held {
+	if s.attempt(c, at) || s.hold(c, at) {
 		return
 	}
-	early := s.o.Admission != nil && s.o.Admission.Early(&c.ask)
-	who := c.ask.Client
-	if early || !s.o.Ends.join(&who) {
-		s.try(c, at, false)
-		return
-	}
-	defer s.o.Ends.leave(&who)
-	c.verdict.held = true
-	over := time.NewTimer(holdFor)
-	defer over.Stop()
-	for {
-		ended := s.o.Ends.signal() // before the try: else an end between the two is missed
-		if !s.try(c, s.o.Now(), true) {
-			return
-		}
-		select {
-		case <-ended:
-		case <-over.C:
-			s.try(c, s.o.Now(), false)
-			return
-		}
-	}
+	s.settle(c, s.o.Now())
 }
 
-// try decides, reserves and asks admission. Where mayHold is set and an end of
-// another request could change the answer, it returns true and leaves nothing
-// counted.
-func (s *Service) try(c *call, at time.Time, mayHold bool) (held bool) {
-	v := &c.verdict
-	v.class.Past = 0
-	s.place(v, at)
-	if !v.class.Generates {
+// hold tries a request again until it has its answer, or was held for holdFor: then
+// it returns false. So it does at once for a request that may not be held.
+func (s *Service) hold(c *call, at time.Time) bool {
+	if s.o.Held == nil || c.req.observe || (s.o.Admission != nil && s.o.Admission.Early(&c.ask)) {
 		return false
 	}
-	if s.o.Admission != nil && v.plan.Further(v.class, &v.decision) {
-		if !s.enter(c, at, true) { // a pool behind may have room for it
-			return false
-		}
-		if s.tryFurther(c, at) {
-			return false
-		}
-		v.class.Past = 0
-		s.place(v, at)
+	who := c.ask.Client
+	if !s.o.Held.join(&who) {
+		return false
 	}
-	if v.decision.Action == plan.ActionRefuse && mayHold && v.decision.Reason == plan.ReasonAllBusy {
-		if s.o.Admission != nil {
-			s.ask(&c.ask, &c.req, v, at)
+	defer s.o.Held.leave(&who)
+	c.verdict.held = true
+	defer func() { c.verdict.heldFor = s.o.Now().Sub(at) }()
+	step := time.NewTicker(holdStep)
+	defer step.Stop()
+	for range holdFor / holdStep {
+		<-step.C
+		s.renew(c)
+		if s.attempt(c, s.o.Now()) {
+			return true
 		}
-		return true
 	}
-	return s.enter(c, at, mayHold)
+	return false
 }
 
-// tryFurther looks for a pool that lets the request in behind the one that it was
-// decided for, which has no share or budget left for it. True reports that it has
-// its answer.
-func (s *Service) tryFurther(c *call, at time.Time) bool {
+// renew goes over to the plan in force, if that knows the request's route.
+func (s *Service) renew(c *call) {
 	v := &c.verdict
-	for v.plan.Further(v.class, &v.decision) {
-		v.class.Past = v.decision.Pos + 1
+	before, now := v.plan, s.o.Plan()
+	if now == nil || now == before {
+		return
+	}
+	if v.plan = now; !v.classify(&c.req) {
+		v.plan = before
+		v.classify(&c.req)
+	}
+}
+
+// attempt decides, reserves and asks admission, pool by pool along the chain. It
+// returns false, with nothing counted, where an end of another request could change
+// the answer.
+func (s *Service) attempt(c *call, at time.Time) (answered bool) {
+	v := &c.verdict
+	v.class.Past = 0
+	for {
+		v.admit = admission.Verdict{}
 		s.place(v, at)
-		if v.decision.Action != plan.ActionSteer {
+		if !v.class.Generates {
+			return true
+		}
+		if v.decision.Action == plan.ActionRefuse {
+			if v.decision.Reason != plan.ReasonAllBusy {
+				s.enter(c, at, false)
+				return true
+			}
+			if s.o.Admission != nil {
+				s.ask(&c.ask, &c.req, v, at)
+			}
 			return false
 		}
 		if !s.enter(c, at, true) {
 			return true
 		}
+		// Only what goes by the pool may be otherwise in another.
+		byPool := v.admit.Reason == admission.ReasonShare || v.admit.Reason == admission.ReasonLevel
+		if !byPool || v.decision.Pos < v.class.Past || !v.plan.Further(v.class, &v.decision) {
+			return false
+		}
+		v.class.Past = v.decision.Pos + 1
 	}
-	return false
+}
+
+// settle is the last attempt: who finds no place in its first pool is refused.
+func (s *Service) settle(c *call, at time.Time) {
+	v := &c.verdict
+	if !v.held && v.class.Past == 0 && v.decision.Action == plan.ActionRefuse {
+		s.enter(c, at, false) // it was found just now
+		return
+	}
+	v.class.Past, v.admit = 0, admission.Verdict{}
+	s.place(v, at)
+	s.enter(c, at, false)
 }
 
 // enter asks admission for a request that the plan lets pass, and for the advice

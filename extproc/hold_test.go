@@ -7,49 +7,69 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
-// heldWorld is a world with a gate whose requests are held. In a bubble of
-// synctest the clock stands still until everybody waits.
-func heldWorld(t *testing.T) (*world, *gate, *Ends) {
-	e := &Ends{}
-	w, g := gated(t, func(in *plan.Inputs, o *Options) { o.Ends, in.Routes[0].Split = e, []string{"h100"} })
-	return w, g, e
+// heldWorld is a world with a gate whose requests are held, and a route of one pool.
+// In a bubble of synctest the clock stands still until everybody waits.
+func heldWorld(t *testing.T) (*world, *gate, *Held) {
+	h := &Held{}
+	w, g := gated(t, func(in *plan.Inputs, o *Options) { o.Held, in.Routes[0].Split = h, []string{"h100"} })
+	return w, g, h
 }
 
-// soon signals an end after a time, and returns when it has.
-func soon(e *Ends, after time.Duration) (done chan struct{}) {
-	done = make(chan struct{})
-	go func() {
-		defer close(done)
-		time.Sleep(after)
-		e.Signal()
-	}()
-	return done
-}
-
-func TestRequestsAreHeldUntilAnotherEnds(t *testing.T) {
+func TestRequestsAreHeldUntilThereIsAPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, g, e := heldWorld(t)
-		g.full = 3 // at its first ask, when it begins to wait, and after the first end
+		w, g, h := heldWorld(t)
+		g.full = 3 // when it comes, and in the first two steps
 		began := time.Now()
-		first, second := soon(e, 10*time.Millisecond), soon(e, 25*time.Millisecond)
 		w.exchange(t, chat(map[string]string{}).proto())
-		if took := time.Since(began); took != 25*time.Millisecond {
-			t.Errorf("held for %v; want it in at the second end, after 25 ms", took)
+		if took := time.Since(began); took != 3*holdStep {
+			t.Errorf("held for %v; want it in with the third step", took)
 		}
-		<-first
-		<-second
 		last := w.lastEvent()
-		if !last.Held || last.Admission != admission.ReasonAdmitted || last.Action != plan.ActionSteer {
-			t.Errorf("%+v; want it held and admitted", last)
+		if !last.Held || last.Admission != admission.ReasonAdmitted || last.Action != plan.ActionSteer || last.Took != 0 {
+			t.Errorf("%+v; want it held and admitted, and no time taken beside", last)
 		}
 		if len(g.asked) != 4 || len(g.refused) != 0 || len(w.picks) != 1 {
 			t.Errorf("asked %d times, refused %v, %d places reserved; want 4, none and one", len(g.asked), g.refused, len(w.picks))
 		}
-		if at := g.last().At.Sub(g.asked[0].At); e.held.Load() != 0 || at != 25*time.Millisecond {
-			t.Errorf("%d are held; the last ask is of %v later", e.held.Load(), at)
+		if at := g.last().At.Sub(g.asked[0].At); h.all.Load() != 0 || at != 3*holdStep {
+			t.Errorf("%d are held; the last ask is of %v later", h.all.Load(), at)
+		}
+	})
+}
+
+// TestHeldRequestsGoByTheNewPlan, and draw anew each time.
+func TestHeldRequestsGoByTheNewPlan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &Held{}
+		var in plan.Inputs
+		w, g := gated(t, func(i *plan.Inputs, o *Options) {
+			o.Held = h
+			i.Routes[0].Split = []string{"h100"}
+			in = *i
+		})
+		g.full = 3
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			time.Sleep(holdStep + holdStep/2)
+			in.Routes[0].Split = []string{"a100"}
+			next, err := plan.Compile(in)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			w.plan = next
+		}()
+		m := chat(map[string]string{})
+		m.cluster = "" // the route's only pool
+		w.exchange(t, m.proto())
+		<-done
+		if last := w.lastEvent(); last.Pool != "a100" || last.Tries != 4 || last.Action != plan.ActionSteer {
+			t.Errorf("%+v; want it in the new plan's pool, by a fourth try", last)
 		}
 	})
 }
@@ -59,7 +79,7 @@ func TestRequestsAreHeldUntilAnotherEnds(t *testing.T) {
 func TestNobodyIsHeldForLong(t *testing.T) {
 	for _, why := range []string{"the gate has none", "the plan has none"} {
 		synctest.Test(t, func(t *testing.T) {
-			w, g, e := heldWorld(t)
+			w, g, h := heldWorld(t)
 			want := admission.ReasonShare
 			if why == "the plan has none" {
 				want = admission.ReasonBusy
@@ -70,9 +90,7 @@ func TestNobodyIsHeldForLong(t *testing.T) {
 				g.full = 1000
 			}
 			began := time.Now()
-			ended := soon(e, 20*time.Millisecond)
 			w.exchange(t, chat(map[string]string{}).proto())
-			<-ended
 			if took := time.Since(began); took != holdFor {
 				t.Errorf("%s: held for %v; want %v", why, took, holdFor)
 			}
@@ -80,10 +98,32 @@ func TestNobodyIsHeldForLong(t *testing.T) {
 			if !last.Held || last.Admission != want || last.Action != plan.ActionRefuse || g.last().Hold {
 				t.Errorf("%s: %+v; want it refused for %v", why, last, want)
 			}
-			if len(w.picks) != 0 || e.held.Load() != 0 || (want == admission.ReasonBusy) != (len(g.refused) == 1) {
-				t.Errorf("%s: %d places reserved, %d held, refused %v", why, len(w.picks), e.held.Load(), g.refused)
+			if len(w.picks) != 0 || h.all.Load() != 0 || (want == admission.ReasonBusy) != (len(g.refused) == 1) {
+				t.Errorf("%s: %d places reserved, %d held, refused %v", why, len(w.picks), h.all.Load(), g.refused)
 			}
 		})
+	}
+}
+
+// TestClosedPoolsOfALegacyRouteEndSomewhere: the gate lets the request into no pool
+// of the chain, of which the first is passed by.
+func TestClosedPoolsOfALegacyRouteEndSomewhere(t *testing.T) {
+	w, g := gated(t, func(in *plan.Inputs, _ *Options) {
+		in.Pools = append(in.Pools, pool("third", "10.0.2.1:8000"))
+		in.Pools[2].Endpoints[0].Slot = 9
+		for e := range in.Pools[0].Endpoints {
+			in.Pools[0].Endpoints[e].Closed = true
+		}
+		in.Routes[0].Split, in.Routes[0].Strategy = []string{"h100", "a100", "third"}, fleet.StrategyLegacy
+	})
+	g.full = 1000
+	w.exchange(t, chat(map[string]string{}).proto())
+	var pools []string
+	for _, a := range g.asked {
+		pools = append(pools, a.Pool)
+	}
+	if want := []string{"a100", "third", "a100"}; !slices.Equal(pools, want) || w.lastEvent().Action != plan.ActionRefuse {
+		t.Errorf("asked for %v, %+v; want %v", pools, w.lastEvent(), want)
 	}
 }
 
@@ -119,25 +159,25 @@ func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
 // TestWhoIsNotHeld: where it would be of no use, or not deserved, a refusal comes
 // at once.
 func TestWhoIsNotHeld(t *testing.T) {
-	for what, change := range map[string]func(*world, *gate, *Ends){
-		"came before its slot": func(_ *world, g *gate, _ *Ends) { g.early = true },
-		"no log arrives":       func(_ *world, _ *gate, e *Ends) { e.SetBlind(true) },
-		"many are held":        func(_ *world, _ *gate, e *Ends) { e.held.Store(maxHeld) },
-		"many of its client are held": func(_ *world, _ *gate, e *Ends) {
-			for i := range e.each {
-				e.each[i].Store(heldEach)
+	for what, change := range map[string]func(*world, *gate, *Held){
+		"came before its slot": func(_ *world, g *gate, _ *Held) { g.early = true },
+		"no log arrives":       func(_ *world, _ *gate, h *Held) { h.SetBlind(true) },
+		"many are held":        func(_ *world, _ *gate, h *Held) { h.all.Store(maxHeld) },
+		"many of its client are held": func(_ *world, _ *gate, h *Held) {
+			for i := range h.each {
+				h.each[i].Store(heldEach)
 			}
 		},
-		"nobody tells of ends": func(w *world, _ *gate, _ *Ends) { w.o.Ends = nil },
-		"no word on places": func(_ *world, g *gate, _ *Ends) {
+		"nobody is held": func(w *world, _ *gate, _ *Held) { w.o.Held = nil },
+		"no word on places": func(_ *world, g *gate, _ *Held) {
 			g.full, g.verdict = 0, admission.Verdict{Reason: admission.ReasonTokens}
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			w, g, e := heldWorld(t)
+			w, g, h := heldWorld(t)
 			g.full = 1000
-			change(w, g, e)
-			before := e.held.Load()
+			change(w, g, h)
+			before := h.all.Load()
 			began := time.Now()
 			w.exchange(t, chat(map[string]string{}).proto())
 			if took := time.Since(began); took != 0 {
@@ -146,8 +186,8 @@ func TestWhoIsNotHeld(t *testing.T) {
 			if last := w.lastEvent(); last.Held || last.Action != plan.ActionRefuse {
 				t.Errorf("%s: %+v; want it refused, not held", what, last)
 			}
-			if e.held.Load() != before {
-				t.Errorf("%s: %d are held, %d before", what, e.held.Load(), before)
+			if h.all.Load() != before {
+				t.Errorf("%s: %d are held, %d before", what, h.all.Load(), before)
 			}
 		})
 	}

@@ -39,7 +39,7 @@ type Ledger interface {
 // Options configures a Service. Plan and IDs are required.
 type Options struct {
 	// Plan returns the plan in force, or nil before the first: then requests
-	// are left to Envoy. It is called once per request.
+	// are left to Envoy. It is called once per request, and again while one is held.
 	Plan func() *plan.Plan
 	// Live tells what is in flight; nil means nothing is.
 	Live plan.Live
@@ -48,9 +48,9 @@ type Options struct {
 	// Admission may be nil; then everything enters that the plan lets pass, and
 	// those whom it refuses are told to wait a second.
 	Admission Admission
-	// Ends, if not nil, is signalled when requests have ended; then requests that
-	// find no place are held for a moment before they are refused.
-	Ends *Ends
+	// Held, if not nil, lets requests that find no place be held for a moment before
+	// they are refused.
+	Held *Held
 	IDs  *IDs
 	// Trusted reports whether the x-request-id of a caller ("ip:port") is kept;
 	// nil trusts nobody.
@@ -105,7 +105,8 @@ type Event struct {
 	// Steered.
 	Slot    uint32
 	Steered bool
-	// Took is the time from the message's arrival to the finished answer.
+	// Took is the time from the message's arrival to the finished answer, without
+	// that for which it was held.
 	Took time.Duration
 	// Failed: the message could not be read; only Took is set beside it.
 	Failed bool

@@ -267,3 +267,25 @@ routes:
 		t.Errorf("%d of 20 requests went to the pool that told callers to stay away", n)
 	}
 }
+
+// TestDrainedPoolsOfLegacyRoutesRefuseNobody: Envoy goes on to the next pool by
+// itself.
+func TestDrainedPoolsOfLegacyRoutesRefuseNobody(t *testing.T) {
+	first, second := newModelServer(t), newModelServer(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q, drain: true } ] }
+  - { name: b, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: legacy, pool: a, fallback: [ { pool: b } ] }
+`, first.addr(), second.addr()))
+	for range 20 {
+		if r := s.postOnce(t, chatPath, `{"max_tokens":4}`); r.status != http.StatusOK {
+			t.Errorf("status %d: %s", r.status, r.body)
+		}
+	}
+	if n, m := first.count.Load(), second.count.Load(); n != 0 || m != 20 {
+		t.Errorf("%d requests went to the pool that drains and %d to the other", n, m)
+	}
+}

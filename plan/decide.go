@@ -84,6 +84,13 @@ func (p *Plan) Further(c Class, d *Decision) bool {
 	return known && int(d.Pos)+1 < len(ch)
 }
 
+// Serves reports whether a pool has endpoints that don't drain; false for one that
+// the plan doesn't know. Where it has none Envoy goes on to the next pool by itself.
+func (p *Plan) Serves(id PoolID) bool {
+	pl := p.pool(id)
+	return pl != nil && len(pl.endpoints) > 0 && (!pl.drains || len(pl.serving) > 0)
+}
+
 // choose picks an endpoint below its limit in the first pool of the chain, from a
 // position on, that has one.
 func (p *Plan) choose(d *Decision, ch []PoolID, from int, w *wish) bool {
@@ -162,7 +169,7 @@ func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 		if p.everyEndpointFull(ch, w) {
 			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: c.Arm}
 		}
-		if known && p.pools[ch[0]].closed && p.choose(&d, ch, 1, w) {
+		if known && p.pools[ch[0]].closed && p.choose(&d, ch, max(1, int(c.Past)), w) {
 			return d
 		}
 	}

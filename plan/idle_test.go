@@ -178,3 +178,23 @@ func TestPoolWhoseOnlyIdleEndpointIsClosedHasNone(t *testing.T) {
 		t.Errorf("%d of 100 sessions are at home, want all but those of the closed endpoint", home)
 	}
 }
+
+func TestPoolsServeWhileAnyEndpointDoesNotDrain(t *testing.T) {
+	in := backlogged(2)
+	p := mustCompile(t, in)
+	if !p.Serves(0) || p.Serves(NoPool) || p.Serves(99) {
+		t.Error("a pool of two serves, and one that is not there does not")
+	}
+	in.Pools[0].Endpoints[0].State = fleet.StateDraining
+	if p = mustCompile(t, in); !p.Serves(0) {
+		t.Error("one of two drains, and the pool does not serve")
+	}
+	in.Pools[0].Endpoints[1].State = fleet.StateDraining
+	if p = mustCompile(t, in); p.Serves(0) {
+		t.Error("both drain, and the pool serves")
+	}
+	in.Pools[0].Endpoints = nil
+	if p = mustCompile(t, in); p.Serves(0) {
+		t.Error("an empty pool serves")
+	}
+}

@@ -60,7 +60,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		if !c.Generates || !oracleClosed(in, first) {
 			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 		}
-		c.Past, c.Prompt = 1, 0
+		c.Past, c.Prompt = max(1, c.Past), 0
 	}
 	if at < 0 && c.Arm == NoPool && len(r.Split) == 1 {
 		at = 0

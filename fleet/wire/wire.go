@@ -115,8 +115,9 @@ const (
 	KeyStrategy = "strategy"
 	KeyReason   = "reason"
 	// KeyTry is which try to decide the decision came from, counted from 0; not
-	// there for the first. It is part of the seed of the decision's draws. 4 with
-	// a refusal: none of four tries got the place that it decided on.
+	// there for the first. It is part of the seed of the decision's draws. With
+	// a refusal as busy one more than the last: none got the place that it decided
+	// on.
 	KeyTry = "try"
 	// KeyRequestID is the request id the client gets back.
 	KeyRequestID = "request_id"

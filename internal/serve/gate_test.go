@@ -73,12 +73,20 @@ func TestAdmissionIsToldWhatEndpointsCanHold(t *testing.T) {
 			endpoint(5, func(e *plan.EndpointInput) { e.MaxInFlight = 20; e.Risk = 0.5 }),
 		}},
 		{Name: "empty"},
+		{Name: "drains", Endpoints: []plan.EndpointInput{endpoint(6, func(e *plan.EndpointInput) { e.State = fleet.StateDraining })}},
+		{Name: "closed", Endpoints: []plan.EndpointInput{
+			endpoint(7, func(e *plan.EndpointInput) { e.Closed, e.Weight = true, 0 }),
+			endpoint(8, func(e *plan.EndpointInput) { e.State = fleet.StateDraining }),
+		}},
 	})
 	if got := views[0]; got.Name != "h100" || got.Limit != 10*0.75+20*0.5 || got.InFlight != 9 || got.Places != 40 || got.Reopens != 0 {
 		t.Errorf("told %+v; want a limit of 17.5, 9 in flight and 40 places", got)
 	}
-	if got := views[1]; got != (admission.PoolView{Name: "empty"}) {
+	if got := views[1]; got != (admission.PoolView{Name: "empty", Places: admission.Unbounded}) {
 		t.Errorf("told %+v of a pool without endpoints", got)
+	}
+	if drains, closed := views[2].Places, views[3].Places; drains != admission.Unbounded || closed != 0 {
+		t.Errorf("%d places in a pool that drains and %d in one whose servers are closed; want no bound and none", drains, closed)
 	}
 }
 

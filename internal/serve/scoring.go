@@ -419,15 +419,20 @@ func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.P
 	for i := range pools {
 		out[i].Name = pools[i].Name
 		out[i].Reopens = s.reopens(now, &pools[i])
+		serving := false
 		for k := range pools[i].Endpoints {
 			e := &pools[i].Endpoints[k]
 			out[i].InFlight += int(e.InFlight)
+			serving = serving || e.State != fleet.StateDraining
 			if !e.Closed && e.State != fleet.StateDraining { // Envoy's own balancing uses those of weight 0 too
 				out[i].Places = addPlaces(out[i].Places, e.MaxInFlight)
 			}
 			if e.Weight > 0 && !e.Closed && e.State != fleet.StateDraining {
 				out[i].Limit += float64(e.MaxInFlight) * (1 - float64(e.Risk))
 			}
+		}
+		if !serving { // Envoy goes on to the next pool by itself
+			out[i].Places = admission.Unbounded
 		}
 	}
 	return out

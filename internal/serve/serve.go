@@ -71,7 +71,7 @@ type Server struct {
 	ledger  *accesslog.Ledger
 	limiter limiter
 	gate    *admission.Gate
-	ends    extproc.Ends // of requests, as the access log tells of them
+	held    extproc.Held
 	hold    *sidecarHold // owned by the tick loop
 	// collector is owned by the tick loop.
 	collector *collector
@@ -156,7 +156,7 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 		Live:      s.ledger,
 		Ledger:    s.ledger,
 		Admission: s.gate,
-		Ends:      &s.ends,
+		Held:      &s.held,
 		IDs:       ids,
 		Trusted:   s.trusted,
 		Observe:   s.observeRequest,
@@ -355,7 +355,7 @@ func (s *Server) step(now time.Time) {
 	s.ledger.SetBlind(blind)
 	s.collector.step()
 	s.gate.SetBlind(blind)
-	s.ends.SetBlind(blind)
+	s.held.SetBlind(blind)
 	view.Plan, view.Compiled = p.Digest(), now
 	s.logChanges(s.view.Load(), view)
 	s.view.Store(view)
@@ -378,9 +378,6 @@ func (s *Server) outcome(o fleet.Outcome) {
 	s.metrics.outcome(o)
 	s.ledger.Apply(o)
 	s.gate.Apply(o)
-	if o.Kind == fleet.AttemptEnded || o.Kind == fleet.RequestEnded {
-		s.ends.Signal()
-	}
 	s.scoring.outcome(o)
 }
 
