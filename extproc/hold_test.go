@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,12 +45,19 @@ func TestRequestsAreHeldUntilThereIsAPlace(t *testing.T) {
 // TestHeldRequestsGoByTheNewPlan, and draw anew each time.
 func TestHeldRequestsGoByTheNewPlan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &Held{}
 		var in plan.Inputs
+		var next atomic.Pointer[plan.Plan]
 		w, g := gated(t, func(i *plan.Inputs, o *Options) {
-			o.Held = h
+			o.Held = &Held{}
 			i.Routes[0].Split = []string{"h100"}
 			in = *i
+			first := o.Plan
+			o.Plan = func() *plan.Plan {
+				if p := next.Load(); p != nil {
+					return p
+				}
+				return first()
+			}
 		})
 		g.full = 3
 		done := make(chan struct{})
@@ -57,12 +65,11 @@ func TestHeldRequestsGoByTheNewPlan(t *testing.T) {
 			defer close(done)
 			time.Sleep(holdStep + holdStep/2)
 			in.Routes[0].Split = []string{"a100"}
-			next, err := plan.Compile(in)
+			p, err := plan.Compile(in)
 			if err != nil {
 				t.Error(err)
-				return
 			}
-			w.plan = next
+			next.Store(p)
 		}()
 		m := chat(map[string]string{})
 		m.cluster = "" // the route's only pool
