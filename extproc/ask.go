@@ -31,14 +31,14 @@ type Admission interface {
 
 // ask fills in what admission is asked.
 func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
-	pool := ""
-	if v.decision.Action != plan.ActionLeave || v.plan.Serves(v.decision.Arm) {
-		pool = v.plan.PoolName(v.decision.Arm)
+	arm := v.decision.Arm
+	if v.decision.Action == plan.ActionLeave {
+		arm = v.plan.Serving(v.class)
 	}
 	*a = admission.Ask{
 		ID:       v.idString,
 		Route:    v.info.Name,
-		Pool:     pool, // of one that serves nobody it isn't known where Envoy goes
+		Pool:     v.plan.PoolName(arm),
 		Client:   r.client(v.info),
 		Level:    v.class.Level,
 		Class:    classOf(v.info, r),

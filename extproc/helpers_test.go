@@ -135,6 +135,7 @@ type gate struct {
 	canceled []string
 	advised  int
 	early    bool
+	earlyIn  []string // the pools it was asked for
 	// full is for how many asks there is no place; then verdict counts.
 	full int
 }
@@ -157,7 +158,10 @@ func (g *gate) Refuse(a *admission.Ask, why admission.Reason) admission.Refusal 
 	return g.refusal
 }
 
-func (g *gate) Early(*admission.Ask) bool { return g.early }
+func (g *gate) Early(a *admission.Ask) bool {
+	g.earlyIn = append(g.earlyIn, a.Pool)
+	return g.early
+}
 
 func (g *gate) Advise(a *admission.Ask) admission.Refusal {
 	g.asked = append(g.asked, *a)

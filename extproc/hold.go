@@ -92,17 +92,21 @@ func (s *Service) hold(c *call, at time.Time) bool {
 	}
 	defer s.o.Held.leave(&who)
 	c.verdict.held = true
-	defer func() { c.verdict.heldFor = s.o.Now().Sub(at) }()
 	step := time.NewTicker(holdStep)
 	defer step.Stop()
-	for range holdFor / holdStep {
+	for before := s.o.Now(); ; {
 		<-step.C
+		now := s.o.Now()
+		c.verdict.heldFor += now.Sub(before)
 		s.renew(c)
-		if s.attempt(c, s.o.Now()) {
+		if s.attempt(c, now) {
 			return true
 		}
+		// By the clock: on a machine that stalls steps come late.
+		if before = s.o.Now(); before.Sub(at) >= holdFor {
+			return false
+		}
 	}
-	return false
 }
 
 // renew goes over to the plan in force, if that knows the request's route.
@@ -114,16 +118,21 @@ func (s *Service) renew(c *call) {
 	}
 	if v.plan = now; !v.classify(&c.req) {
 		v.plan = before
-		v.classify(&c.req)
 	}
 }
 
 // attempt decides, reserves and asks admission, pool by pool along the chain. It
 // returns false, with nothing counted, where an end of another request could change
-// the answer.
+// the answer; then the ask is for the first pool, where slots are given.
 func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 	v := &c.verdict
 	v.class.Past = 0
+	first := ""
+	defer func() {
+		if !answered && first != "" {
+			c.ask.Pool = first
+		}
+	}()
 	for {
 		v.admit = admission.Verdict{}
 		s.place(v, at)
@@ -142,6 +151,9 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 		}
 		if !s.enter(c, at, true) {
 			return true
+		}
+		if first == "" {
+			first = c.ask.Pool
 		}
 		// Only what goes by the pool may be otherwise in another.
 		byPool := v.admit.Reason == admission.ReasonShare || v.admit.Reason == admission.ReasonLevel

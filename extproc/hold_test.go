@@ -163,6 +163,17 @@ func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
 	}
 }
 
+// TestSlotsAreLookedForWhereTheyAreGiven: in the first pool, also when others were
+// tried.
+func TestSlotsAreLookedForWhereTheyAreGiven(t *testing.T) {
+	w, g := gated(t, func(_ *plan.Inputs, o *Options) { o.Held = &Held{} })
+	g.full, g.early = 1000, true
+	w.exchange(t, chat(map[string]string{}).proto())
+	if !slices.Equal(g.earlyIn, []string{"h100"}) || g.last().Pool != "h100" || w.lastEvent().Held {
+		t.Errorf("looked for a slot in %v, refused in %s, %+v", g.earlyIn, g.last().Pool, w.lastEvent())
+	}
+}
+
 // TestWhoIsNotHeld: where it would be of no use, or not deserved, a refusal comes
 // at once.
 func TestWhoIsNotHeld(t *testing.T) {

@@ -84,11 +84,33 @@ func (p *Plan) Further(c Class, d *Decision) bool {
 	return known && int(d.Pos)+1 < len(ch)
 }
 
-// Serves reports whether a pool has endpoints that don't drain; false for one that
-// the plan doesn't know. Where it has none Envoy goes on to the next pool by itself.
-func (p *Plan) Serves(id PoolID) bool {
-	pl := p.pool(id)
-	return pl != nil && len(pl.endpoints) > 0 && (!pl.drains || len(pl.serving) > 0)
+// Serving is the pool to which Envoy sends a request that is left to it: the first
+// of the chain with endpoints that don't drain. It is NoPool where the chain isn't
+// known or no pool serves.
+func (p *Plan) Serving(c Class) PoolID {
+	r := p.route(c.Route)
+	if r == nil {
+		return NoPool
+	}
+	ch, known := r.chain(c.Arm)
+	if !known {
+		return NoPool
+	}
+	if pos := p.firstServing(ch); pos < len(ch) {
+		return ch[pos]
+	}
+	return NoPool
+}
+
+// firstServing is the position of the first pool of a chain that serves, len(ch) if
+// none does.
+func (p *Plan) firstServing(ch []PoolID) int {
+	for pos, id := range ch {
+		if pl := &p.pools[id]; len(pl.endpoints) > 0 && (!pl.drains || len(pl.serving) > 0) {
+			return pos
+		}
+	}
+	return len(ch)
 }
 
 // choose picks an endpoint below its limit in the first pool of the chain, from a
@@ -169,7 +191,11 @@ func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 		if p.everyEndpointFull(ch, w) {
 			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: c.Arm}
 		}
-		if known && p.pools[ch[0]].closed && p.choose(&d, ch, max(1, int(c.Past)), w) {
+		if !known {
+			return leave(c.Arm, ReasonLegacy)
+		}
+		pos := p.firstServing(ch) // to which Envoy would send it
+		if pos < len(ch) && p.pools[ch[pos]].closed && p.choose(&d, ch, max(pos+1, int(c.Past)), w) {
 			return d
 		}
 	}

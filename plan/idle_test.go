@@ -179,22 +179,30 @@ func TestPoolWhoseOnlyIdleEndpointIsClosedHasNone(t *testing.T) {
 	}
 }
 
-func TestPoolsServeWhileAnyEndpointDoesNotDrain(t *testing.T) {
+func TestServingIsWhereEnvoyGoes(t *testing.T) {
 	in := backlogged(2)
-	p := mustCompile(t, in)
-	if !p.Serves(0) || p.Serves(NoPool) || p.Serves(99) {
-		t.Error("a pool of two serves, and one that is not there does not")
+	second := in.Pools[0]
+	second.Name, second.Tier = "second", "second"
+	second.Endpoints = []EndpointInput{in.Pools[0].Endpoints[0]}
+	second.Endpoints[0].Slot = 77
+	in.Pools = append(in.Pools, second)
+	in.Routes[0].Fallback = []string{"second"}
+	c := Class{Route: 0, Arm: 0}
+	expect := func(what string, want PoolID) {
+		t.Helper()
+		if got := mustCompile(t, in).Serving(c); got != want {
+			t.Errorf("%s: pool %d, want %d", what, got, want)
+		}
 	}
+	expect("both serve", 0)
 	in.Pools[0].Endpoints[0].State = fleet.StateDraining
-	if p = mustCompile(t, in); !p.Serves(0) {
-		t.Error("one of two drains, and the pool does not serve")
-	}
+	expect("one of two drains", 0)
 	in.Pools[0].Endpoints[1].State = fleet.StateDraining
-	if p = mustCompile(t, in); p.Serves(0) {
-		t.Error("both drain, and the pool serves")
-	}
+	expect("the first pool drains", 1)
 	in.Pools[0].Endpoints = nil
-	if p = mustCompile(t, in); p.Serves(0) {
-		t.Error("an empty pool serves")
-	}
+	expect("the first pool is empty", 1)
+	in.Pools[1].Endpoints[0].State = fleet.StateDraining
+	expect("nobody serves", NoPool)
+	c.Route = 99
+	expect("an unknown route", NoPool)
 }

@@ -52,15 +52,10 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		if c.Generates && oracleAllFull(in, append(slices.Clone(r.Split), r.Fallback...), counts) {
 			return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy}
 		}
-		// Only a pool all of whose serving endpoints are closed is passed by.
-		first := arm
-		if c.Arm == NoPool && len(r.Split) == 1 {
-			first = r.Split[0]
-		}
-		if !c.Generates || !oracleClosed(in, first) {
+		if !c.Generates {
 			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 		}
-		c.Past, c.Prompt = max(1, c.Past), 0
+		c.Prompt = 0
 	}
 	if at < 0 && c.Arm == NoPool && len(r.Split) == 1 {
 		at = 0
@@ -80,6 +75,15 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownArm}
 	}
 
+	if legacy {
+		// Envoy sends it to the first pool that serves. Only if all of that are
+		// closed it is passed by.
+		first := slices.IndexFunc(chain, func(name string) bool { return oracleServes(in, name) })
+		if first < 0 || !oracleClosed(in, chain[first]) {
+			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
+		}
+		c.Past = max(uint8(first+1), c.Past)
+	}
 	firstAlive := -1
 	sticky := r.Affinity == fleet.AffinitySession && c.Session != 0
 	for pos, name := range chain {
@@ -186,6 +190,11 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 	for _, i := range oracleRoomy(in, name, c, free) {
 		out.allow(i, why(i, out.reason))
 	}
+}
+
+// oracleServes reports whether the pool has endpoints that don't drain.
+func oracleServes(in Inputs, name string) bool {
+	return slices.ContainsFunc(oraclePool(in, name).Endpoints, func(e EndpointInput) bool { return e.State != fleet.StateDraining })
 }
 
 // oracleClosed reports whether the pool has serving endpoints and all are closed.
