@@ -6,15 +6,18 @@
 //
 // It never looks at bodies (Envoy's json_to_metadata filter hands over the few
 // fields that matter), and never decides: plan.Decide and Admission do. It waits
-// for nothing but Admission, whose limiter may ask a shared count, within that
-// one's deadline. What it cannot read it answers with a gRPC error, and Envoy,
+// for Admission, whose limiter may ask a shared count, within that one's deadline,
+// and, with requests that find no place, for others to end: within 60 ms, of at
+// most 256 at a time (hold.go; docs/adr/0013). What it cannot read it answers with a gRPC error, and Envoy,
 // set to fail open, routes by itself.
 //
 // The order for a request that generates: decide, reserve a place on the endpoint
 // that was picked (Ledger.Reserve is exact, the counts that the plan compares may
 // be a moment old; where the place is taken, decide again with the next seed),
-// ask admission, answer. A place is given back when admission refuses. Other
-// requests are steered and counted, never refused. Where a route refuses bodies
+// ask admission, answer. A place is given back when admission refuses; where that
+// is for the pool's sake, the next pool of the chain is tried. Who is refused
+// because others are in flight is tried again for a moment, and only the last try
+// gives a slot and counts. Other requests are steered and counted, never refused. Where a route refuses bodies
 // that nobody could read, that comes before all of it.
 //
 // Invariants:

@@ -20,13 +20,12 @@ type knownReport struct {
 // knownReports are those about requests, bodies, answers and limits. Reports on
 // failover between providers, on translation between dialects (a fallback that
 // grows a body, a rewritten body's stale content-encoding), on canaries, xDS and
-// telemetry are not admission's. A missing ext_proc cluster (Envoy #45220) can't
-// come about: the bootstrap that names it and the resources that use it come
-// from one config, and xds publishes only what is closed.
+// telemetry are not admission's.
 var knownReports = []knownReport{
 	{"H1", "envoy #43708", "a decision from the body was not followed", []string{"integration.TestUpstreamHitIsTheLoggedDecision"}},
 	{"H2", "envoy #47081", "an upgrade with a buffered body hangs", []string{"integration.TestUpgradeWithABodyIsAnswered"}},
 	{"H3", "envoy #47048", "a WebSocket with a streamed body hangs", []string{"integration.TestUpgradesPassWithFairleadAlive", "integration.TestFactTunnelsWithJSONContentTypePass"}},
+	{"H4", "envoy #45220", "a missing ext_proc cluster lets everything pass: nothing is published that names one", []string{"envoy.TestClosureFindsWhatIsMissing"}},
 	{"H6", "envoy #36982, agentgateway #905", "a caller's routing header survives", []string{"integration.TestSpoofedHeadersNeverReachAnUpstream", "integration.TestAnswersCarryTheContract"}},
 	{"H8", "envoy #38291, ai-gateway #721", "content-length dropped", []string{"integration.TestBodyCorpus", "integration.TestLargeBodiesPassWithAReason"}},
 	{"H9", "ai-gateway #839", "hop-by-hop headers of a chunked body reach the next target", []string{"integration.TestChunkedBodyFallsBackWhole"}},

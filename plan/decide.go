@@ -106,11 +106,19 @@ func (p *Plan) Serving(c Class) PoolID {
 // none does.
 func (p *Plan) firstServing(ch []PoolID) int {
 	for pos, id := range ch {
-		if pl := &p.pools[id]; len(pl.endpoints) > 0 && (!pl.drains || len(pl.serving) > 0) {
+		if p.pools[id].servers() > 0 {
 			return pos
 		}
 	}
 	return len(ch)
+}
+
+// servers is how many endpoints of a pool don't drain.
+func (pl *pool) servers() int {
+	if pl.drains {
+		return len(pl.serving)
+	}
+	return len(pl.endpoints)
 }
 
 // choose picks an endpoint below its limit in the first pool of the chain, from a
@@ -210,9 +218,9 @@ func (p *Plan) everyEndpointFull(ch []PoolID, w *wish) bool {
 	any := false
 	for _, id := range ch {
 		pl := &p.pools[id]
-		n, candidate := len(pl.endpoints), pl.anyone
+		n, candidate := pl.servers(), pl.anyone
 		if pl.drains {
-			n, candidate = len(pl.serving), pl.anyServing
+			candidate = pl.anyServing
 		}
 		if n == 0 {
 			continue

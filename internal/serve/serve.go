@@ -71,7 +71,7 @@ type Server struct {
 	ledger  *accesslog.Ledger
 	limiter limiter
 	gate    *admission.Gate
-	held    extproc.Held
+	held    extproc.Held // bounds what ext_proc holds
 	hold    *sidecarHold // owned by the tick loop
 	// collector is owned by the tick loop.
 	collector *collector
