@@ -105,11 +105,7 @@ func (s *Service) decide(c *call, at time.Time) {
 		return
 	}
 	v.idString = string(v.idText)
-	if v.unread() {
-		v.decision.Action, v.decision.Reason, v.decision.Arm = plan.ActionRefuse, plan.ReasonUnread, v.class.Arm
-	} else {
-		s.find(c, at)
-	}
+	s.find(c, at)
 	if v.decision.Action != plan.ActionLeave {
 		v.strategy = v.class.Strategy
 	}
@@ -343,6 +339,10 @@ func appendMetadata(b []byte, v *verdict, scratch []byte) []byte {
 	if v.try > 0 {
 		var digits [4]byte
 		b = stringEntry(b, wire.KeyTry, appendUint(digits[:0], uint64(v.try)))
+	}
+	if v.class.Past > 0 {
+		var digits [3]byte
+		b = stringEntry(b, wire.KeyPast, appendUint(digits[:0], uint64(v.class.Past)))
 	}
 	b = shutStruct(b, log)
 	if v.refused() {

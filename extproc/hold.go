@@ -126,7 +126,11 @@ func (s *Service) renew(c *call) {
 // the answer; then the ask is for the first pool, where slots are given.
 func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 	v := &c.verdict
-	v.class.Past = 0
+	v.class.Past, v.admit = 0, admission.Verdict{}
+	if v.unread() {
+		v.decision = plan.Decision{Action: plan.ActionRefuse, Reason: plan.ReasonUnread, Arm: v.class.Arm}
+		return true
+	}
 	first := ""
 	defer func() {
 		if !answered && first != "" {

@@ -2,6 +2,8 @@ package extproc
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
@@ -42,39 +45,59 @@ func TestRequestsAreHeldUntilThereIsAPlace(t *testing.T) {
 	})
 }
 
+// planTurns lets a request be held, and puts another plan in force between the
+// first step and the second.
+func planTurns(t *testing.T, change func(*plan.RouteInput)) (w *world, g *gate) {
+	var in plan.Inputs
+	var next atomic.Pointer[plan.Plan]
+	w, g = gated(t, func(i *plan.Inputs, o *Options) {
+		o.Held = &Held{}
+		i.Routes[0].Split = []string{"h100"}
+		in = *i
+		first := o.Plan
+		o.Plan = func() *plan.Plan {
+			if p := next.Load(); p != nil {
+				return p
+			}
+			return first()
+		}
+	})
+	time.AfterFunc(holdStep+holdStep/2, func() {
+		change(&in.Routes[0])
+		p, err := plan.Compile(in)
+		if err != nil {
+			t.Error(err)
+		}
+		next.Store(p)
+	})
+	return w, g
+}
+
+// TestHeldRequestsThatANewPlanRefusesUnread don't slip in by the old one.
+func TestHeldRequestsThatANewPlanRefusesUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, g := planTurns(t, func(r *plan.RouteInput) { r.RefuseUnread = true })
+		g.full = 3
+		m := chat(map[string]string{})
+		m.peek = nil
+		r := w.ask(t, m)
+		if got := r.GetImmediateResponse().GetDetails(); got != "fairlead_unread" || len(w.picks) != 0 || len(g.asked) != 2 {
+			t.Errorf("%q, %d places reserved, asked %d times; want it refused in the second step", got, len(w.picks), len(g.asked))
+		}
+		if last := w.lastEvent(); last.Reason != plan.ReasonUnread || last.Admission != 0 || !last.Held {
+			t.Errorf("%+v", last)
+		}
+	})
+}
+
 // TestHeldRequestsGoByTheNewPlan, and draw anew each time.
 func TestHeldRequestsGoByTheNewPlan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var in plan.Inputs
-		var next atomic.Pointer[plan.Plan]
-		w, g := gated(t, func(i *plan.Inputs, o *Options) {
-			o.Held = &Held{}
-			i.Routes[0].Split = []string{"h100"}
-			in = *i
-			first := o.Plan
-			o.Plan = func() *plan.Plan {
-				if p := next.Load(); p != nil {
-					return p
-				}
-				return first()
-			}
-		})
+		w, g := planTurns(t, func(r *plan.RouteInput) { r.Split = []string{"a100"} })
 		g.full = 3
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			time.Sleep(holdStep + holdStep/2)
-			in.Routes[0].Split = []string{"a100"}
-			p, err := plan.Compile(in)
-			if err != nil {
-				t.Error(err)
-			}
-			next.Store(p)
-		}()
 		m := chat(map[string]string{})
 		m.cluster = "" // the route's only pool
 		w.exchange(t, m.proto())
-		<-done
 		if last := w.lastEvent(); last.Pool != "a100" || last.Tries != 4 || last.Action != plan.ActionSteer {
 			t.Errorf("%+v; want it in the new plan's pool, by a fourth try", last)
 		}
@@ -159,6 +182,34 @@ func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
 		}
 		if refused := full > 2; (last.Action == plan.ActionRefuse) != refused || len(w.picks) != 1 == !refused || g.last().Hold == (full > 1) {
 			t.Errorf("%d refuse: %+v, %d places reserved, last asked %+v", full, last, len(w.picks), g.last())
+		}
+	}
+}
+
+// TestDecisionsFurtherAlongTheChainCanBeComputedAgain from what the log shows.
+func TestDecisionsFurtherAlongTheChainCanBeComputedAgain(t *testing.T) {
+	for full, past := range []string{"", "1", ""} { // the last is a refusal, of the first pool
+		w, g := gated(t)
+		g.full = full
+		if full == 2 {
+			g.full = 1000
+		}
+		r := w.ask(t, chat(map[string]string{}))
+		log := metadata(r, wire.NamespaceLog)
+		if got, _ := log[wire.KeyPast].(string); got != past {
+			t.Errorf("%d refuse: past %q; want %q", full, got, past)
+		}
+		if full == 2 {
+			continue
+		}
+		id, _ := ParseID(log[wire.KeyDecision].(string))
+		try, _ := log[wire.KeyTry].(string)
+		n, _ := strconv.Atoi(try)
+		e := w.lastEvent()
+		c := plan.Class{Arm: 0, Strategy: fleet.StrategyDynamic, Level: e.Level, Budget: e.Budget, Prompt: e.Prompt, Generates: true, Past: uint8(full)}
+		again := w.plan.Decide(c, id.SeedOf(n), w.live)
+		if got := strings.Split(metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string), ",")[0]; got != w.plan.AddressText(again.Picks[0]) {
+			t.Errorf("%d refuse: sent to %s, computed again %s", full, got, w.plan.AddressText(again.Picks[0]))
 		}
 	}
 }

@@ -76,8 +76,8 @@ func (id ID) Seed() uint64 {
 
 // SeedOf is the seed of the n-th try to decide, counted from 0: a request is
 // decided again when the place that was decided on is taken meanwhile. The seed
-// of the first is Seed, so a decision can be computed again from the id and the
-// number of its try (wire.KeyTry).
+// of the first is Seed, so a decision can be computed again from the id, the
+// number of its try (wire.KeyTry) and the pools that it passed by (wire.KeyPast).
 func (id ID) SeedOf(try int) uint64 { return id.Seed() + uint64(try) }
 
 // ParseID reads what Append writes.

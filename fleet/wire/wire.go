@@ -119,6 +119,9 @@ const (
 	// a refusal as busy one more than the last: none got the place that it decided
 	// on.
 	KeyTry = "try"
+	// KeyPast is how many pools at the begin of the chain the decision passed by,
+	// since admission let the client into none of them; not there for 0.
+	KeyPast = "past"
 	// KeyRequestID is the request id the client gets back.
 	KeyRequestID = "request_id"
 
