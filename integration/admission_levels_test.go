@@ -1,0 +1,117 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+)
+
+// TestTheNextLargerLevelGoesToIdleEndpoints fills a pool of twenty servers with
+// small requests until their level is backlogged, empties one server, and sends
+// larger requests: as long as that server is idle they all go there, though every
+// server has room. By chance one in ten would.
+func TestTheNextLargerLevelGoesToIdleEndpoints(t *testing.T) {
+	const servers, each = 20, 20
+	const places = servers * each
+	const small, large = 100, 200 // of levels 2 and 3
+	var pool [servers]*modelServer
+	var free [servers]chan struct{}
+	var endpoints strings.Builder
+	for i := range pool {
+		pool[i], free[i] = newModelServer(t), make(chan struct{}, each)
+		pool[i].answerWith(oneByOne(free[i]))
+		fmt.Fprintf(&endpoints, "{ address: %q }, ", pool[i].addr())
+	}
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ %s ], maxInFlight: %d }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a, fairShare: false }
+`, endpoints.String(), each))
+	ctx, stop := context.WithCancel(t.Context())
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer stop()
+	var refused [2]atomic.Int64
+	send := func(tokens int) {
+		parts.Go(func() {
+			a, err := ask(ctx, s.with, "http://"+s.listen+chatPath, fmt.Sprintf(`{"max_tokens":%d}`, tokens), false)
+			if err == nil && a.status == http.StatusTooManyRequests {
+				refused[tokens/large].Add(1)
+			}
+		})
+	}
+	inside := func() (n int64) {
+		for _, m := range pool {
+			n += m.inside.Load()
+		}
+		return n
+	}
+	state := func() admin.Pool {
+		f, err := s.client.Fleet(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.Pools[0]
+	}
+	settled := func(sent int) func() bool {
+		return func() bool { return inside()+refused[0].Load()+refused[1].Load() == int64(sent) }
+	}
+	// Some at a time: on a loaded machine ext_proc would be late for all at once.
+	for sent := 0; sent < places+100; {
+		for range 50 {
+			send(small)
+		}
+		sent += 50
+		envoytest.Eventually(t, "the small ones inside or refused", settled(sent))
+	}
+	for range 80 {
+		send(large)
+	}
+	envoytest.Eventually(t, "the large ones inside or refused", settled(places+180))
+	if inside() != places || refused[1].Load() != 80 {
+		t.Fatalf("%d inside, %d small and %d large ones refused; want all places taken by small ones", inside(), refused[0].Load(), refused[1].Load())
+	}
+
+	for _, f := range free {
+		f <- struct{}{}
+	}
+	for range each - 1 {
+		free[0] <- struct{}{}
+	}
+	left := (servers - 1) * (each - 1)
+	envoytest.Eventually(t, "the small ones' level backlogged", func() bool {
+		l := state().Levels[fleet.LevelOf(small)]
+		return l.Backlogged && l.InFlight == left && inside() == int64(left)
+	})
+	pause(t.Context(), 200*time.Millisecond) // a few plans more: the first may be of what was in flight before
+	for n := range each/2 - 1 {
+		send(large)
+		envoytest.Eventually(t, "one more inside or refused", settled(180+left+n+1))
+		if got := pool[0].inside.Load(); got != int64(n+1) {
+			t.Errorf("%d large ones sent, %d of them to the idle server, %d refused", n+1, got, refused[1].Load()-80)
+			break
+		}
+	}
+}
+
+// oneByOne answers what is posted once it is told to, one request at a time.
+func oneByOne(free <-chan struct{}) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-free:
+		case <-r.Context().Done():
+		}
+		envoytest.JSON(`{}`).ServeHTTP(w, r)
+	})
+}
