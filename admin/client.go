@@ -32,6 +32,11 @@ func (c *Client) Fleet(ctx context.Context) (Fleet, error) {
 	return call[Fleet](ctx, c, http.MethodGet, "/api/v1/fleet", nil)
 }
 
+// Clients lists the clients that have most of each pool.
+func (c *Client) Clients(ctx context.Context) ([]Caller, error) {
+	return call[[]Caller](ctx, c, http.MethodGet, "/api/v1/clients", nil)
+}
+
 // Splits lists the routes' splits.
 func (c *Client) Splits(ctx context.Context) ([]Split, error) {
 	return call[[]Split](ctx, c, http.MethodGet, "/api/v1/splits", nil)

@@ -23,6 +23,8 @@ type Options struct {
 	Ready   func() error
 	Proxies func() []Proxy
 	Fleet   func() Fleet
+	// Clients are those that have most of each pool.
+	Clients func() []Caller
 	Splits  func() []Split
 	// SetSplit sets weights by hand; ClearSplit goes back to the file's. An
 	// error that wraps ErrUnknown becomes 404, any other 400.
@@ -47,6 +49,7 @@ func Handler(o Options) http.Handler {
 	mux.Handle("GET /metrics", o.Metrics)
 	mux.HandleFunc("GET /api/v1/proxies", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.Proxies()) })
 	mux.HandleFunc("GET /api/v1/fleet", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.Fleet()) })
+	mux.HandleFunc("GET /api/v1/clients", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.Clients()) })
 	mux.HandleFunc("GET /api/v1/splits", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.Splits()) })
 	mux.HandleFunc("PUT /api/v1/splits/{route}", func(w http.ResponseWriter, r *http.Request) {
 		body, err := readJSON[SetSplit](r)

@@ -21,8 +21,9 @@ func newTestServer(t *testing.T) (*httptest.Server, *[]string) {
 		Proxies: func() []Proxy {
 			return []Proxy{{Node: "n1", Types: []ProxyType{{Type: "RDS", State: "NACKED", Reason: "because"}}}}
 		},
-		Fleet:  func() Fleet { return Fleet{Plan: "abc"} },
-		Splits: func() []Split { return []Split{{Route: "chat"}} },
+		Fleet:   func() Fleet { return Fleet{Plan: "abc"} },
+		Clients: func() []Caller { return []Caller{{Pool: "a", Client: "sha256:00", InFlight: 3}} },
+		Splits:  func() []Split { return []Split{{Route: "chat"}} },
 		SetSplit: func(route string, weights map[string]uint32) error {
 			if route != "chat" {
 				return fmt.Errorf("%w route %q", ErrUnknown, route)
@@ -49,6 +50,9 @@ func TestClientReadsAndChanges(t *testing.T) {
 	}
 	if p, err := c.Proxies(ctx); err != nil || len(p) != 1 || p[0].Types[0].Reason != "because" {
 		t.Errorf("proxies: %+v, %v", p, err)
+	}
+	if all, err := c.Clients(ctx); err != nil || len(all) != 1 || all[0].InFlight != 3 || all[0].Client != "sha256:00" {
+		t.Errorf("clients: %+v, %v", all, err)
 	}
 	if s, err := c.SetSplit(ctx, "chat", map[string]uint32{"a": 1}); err != nil || len(s) != 1 {
 		t.Errorf("set: %+v, %v", s, err)

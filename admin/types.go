@@ -118,6 +118,26 @@ type Level struct {
 	Backlogged bool `json:"backlogged"`
 }
 
+// Caller is what one client has of one pool, of the clients that have most of it.
+type Caller struct {
+	Pool string `json:"pool"`
+	// Client is "sha256:" and the first 32 hex digits of its hash: of an
+	// authorization header's value as it is usually spelt ("Bearer sk-…"); of
+	// anything else that clients are told apart by, of its name (address, jwt, mtls,
+	// as in the config's limits[].key), a zero byte and the value. It is "others" for
+	// clients that there was no room to tell apart.
+	Client string `json:"client"`
+	Class  string `json:"class"`
+	// InFlight counts requests in flight, Waiting those that were refused and told
+	// when to come back.
+	InFlight int `json:"in_flight"`
+	Waiting  int `json:"waiting"`
+	// Share is what it may have in flight while the pool is full, −1 while it is not.
+	Share float64 `json:"share"`
+	// Early is how many came back before they were told to, of late.
+	Early float64 `json:"early"`
+}
+
 // Scaling are an endpoint's slow signals.
 type Scaling struct {
 	KVUsage Summary `json:"kv_usage"`

@@ -313,18 +313,26 @@ func (d *decoder) checkLimit(l Limit, at string) {
 	}
 	seen := map[string]int{}
 	for k, client := range l.Clients {
-		path := join(index(join(at, "clients"), k), "id")
-		if before, again := seen[client.ID]; again && client.ID != "" {
-			d.faultAt(path, fmt.Sprintf("%q, which %s has too", clip(client.ID, 80), index(join(at, "clients"), before)), "each client once")
+		if client.ID == "" {
+			continue
 		}
-		seen[client.ID] = k
-		if accepted := clientIDFault(l.Key, client.ID); accepted != "" && client.ID != "" {
+		path := join(index(join(at, "clients"), k), "id")
+		if accepted := clientIDFault(l.Key, client.ID); accepted != "" {
 			found := fmt.Sprintf("%q", clip(client.ID, 80))
 			if l.Key == ClientKeyAuthorization {
 				found = unsaid(client.ID) // it may be the secret itself
 			}
 			d.faultAt(path, found, accepted)
+			continue
 		}
+		who := client.ID
+		if l.Key == ClientKeyAuthorization { // the first 32 digits say it all
+			who = who[:len("sha256:")+32]
+		}
+		if before, again := seen[who]; again {
+			d.faultAt(path, fmt.Sprintf("%q, which %s has too", clip(client.ID, 80), index(join(at, "clients"), before)), "each client once")
+		}
+		seen[who] = k
 	}
 }
 
@@ -332,8 +340,9 @@ func (d *decoder) checkLimit(l Limit, at string) {
 func clientIDFault(key ClientKey, id string) string {
 	switch key {
 	case ClientKeyAuthorization:
-		if hex, ok := strings.CutPrefix(id, "sha256:"); !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
-			return "sha256: and 64 hex digits in lower case, the hash of the header's value in its usual spelling (such as Bearer sk-…)"
+		hex, ok := strings.CutPrefix(id, "sha256:")
+		if whole := len(hex) == 64 || len(hex) == 32; !ok || !whole || strings.Trim(hex, "0123456789abcdef") != "" {
+			return "sha256: and the 64 hex digits in lower case, or the first 32, of the hash of the header's value in its usual spelling (such as Bearer sk-…)"
 		}
 	case ClientKeyAddress:
 		a, err := netip.ParseAddr(id)

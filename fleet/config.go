@@ -117,8 +117,8 @@ type Limit struct {
 // LimitClient is one client's own limit. Zero rates and a zero concurrency take
 // the limit's.
 type LimitClient struct {
-	// ID is "sha256:" and 64 hex digits of the credential, a claim's value, a SAN
-	// or subject, or an address, by Limit.Key. The credential is the value of
+	// ID is "sha256:" and the 64 hex digits of the credential's hash, or the first 32
+	// of them, a claim's value, a SAN or subject, or an address, by Limit.Key. The credential is the value of
 	// x-api-key, or that of authorization in its usual spelling: the scheme with a
 	// capital first letter and none behind, one space, the rest as sent ("Bearer
 	// sk-1"); callers that spell it otherwise are the same client.

@@ -94,7 +94,7 @@ func limitFields(l *Limit) []field {
 
 func limitClientFields(c *LimitClient) []field {
 	return []field{
-		{name: "id", doc: "By key: sha256: and the 64 hex digits of the authorization value's hash; the claim's value; the certificate's URI SAN or subject; the address.", required: true, value: label(&c.ID)},
+		{name: "id", doc: "By key: sha256: and the 64 hex digits of the authorization value's hash, or the first 32, as fairlead clients shows them; the claim's value; the certificate's URI SAN or subject; the address.", required: true, value: label(&c.ID)},
 		{name: "requests", doc: "Absent: the limit's.", value: rate(&c.Requests)},
 		{name: "tokens", doc: "Absent: the limit's.", value: rate(&c.Tokens)},
 		{name: "concurrency", doc: "Absent: the limit's.", value: whole(&c.Concurrency, 1, 1_000_000)},

@@ -94,6 +94,10 @@ routes:
 		l := state().Levels[fleet.LevelOf(small)]
 		return l.Backlogged && l.InFlight == left && inside() == int64(left)
 	})
+	clients, err := s.client.Clients(t.Context())
+	if err != nil || len(clients) != 1 || clients[0].Pool != "a" || clients[0].InFlight != left || clients[0].Waiting == 0 || !strings.HasPrefix(clients[0].Client, "sha256:") {
+		t.Errorf("clients %+v, %v; want one with %d in flight and some that wait", clients, err, left)
+	}
 	pause(t.Context(), 200*time.Millisecond) // a few plans more: the first may be of what was in flight before
 	for n := range each/2 - 1 {
 		send(large)

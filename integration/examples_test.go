@@ -219,4 +219,7 @@ func TestLimitsExampleAsItsReadmeSays(t *testing.T) {
 	if out := runFairlead(t, dir, readmeCommands(t, "limits", "pools")[0]...); !strings.Contains(out, "h100") || !strings.Contains(out, "<=2048") {
 		t.Errorf("pools:\n%s", out)
 	}
+	if out := runFairlead(t, dir, readmeCommands(t, "limits", "clients")[0]...); !strings.Contains(out, "IN FLIGHT") {
+		t.Errorf("clients:\n%s", out)
+	}
 }

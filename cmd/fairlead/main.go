@@ -47,6 +47,7 @@ var commands = []command{
 	{"version", "print the version", runVersion},
 	{"fleet", "show every endpoint with risk, state, share and requests in flight", runFleet},
 	{"pools", "show every pool's limit, clients and burst levels", runPools},
+	{"clients", "show which clients have most of every pool", runClients},
 	{"nodes", "show every machine, its agent and its GPUs", runNodes},
 }
 

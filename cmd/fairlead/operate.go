@@ -138,6 +138,19 @@ func showPools(w io.Writer, format string, f admin.Fleet) error {
 	})
 }
 
+func runClients(ctx context.Context, args []string, io stdio) error {
+	return ask(ctx, args, io, "clients", "Shows which clients have most requests of every pool in flight and waiting, by the hash of what they are told apart by.",
+		(*admin.Client).Clients, showClients)
+}
+
+func showClients(w io.Writer, format string, clients []admin.Caller) error {
+	return show(w, format, clients, "POOL\tCLIENT\tCLASS\tIN FLIGHT\tSHARE\tWAITING\tEARLY", func(w io.Writer) {
+		for _, c := range clients {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%.0f\n", c.Pool, c.Client, c.Class, c.InFlight, known(c.Share, 1), c.Waiting, c.Early)
+		}
+	})
+}
+
 func runNodes(ctx context.Context, args []string, io stdio) error {
 	return ask(ctx, args, io, "nodes", "Shows every machine: whether it is ready, what its agent last said, and its GPUs.",
 		(*admin.Client).Fleet, showNodes)

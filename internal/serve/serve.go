@@ -185,6 +185,7 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 		Ready:      s.readiness,
 		Proxies:    s.Proxies,
 		Fleet:      s.Fleet,
+		Clients:    s.Clients,
 		Splits:     s.Splits,
 		SetSplit:   s.SetSplit,
 		ClearSplit: s.ClearSplit,

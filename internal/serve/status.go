@@ -20,6 +20,25 @@ func (s *Server) PushAddr() string {
 // Fleet returns what the last tick knew of all pools.
 func (s *Server) Fleet() admin.Fleet { return *s.view.Load() }
 
+// shownClients is how many clients of each pool are shown.
+const shownClients = 20
+
+// Clients lists the clients that have most of each pool, as of now.
+func (s *Server) Clients() []admin.Caller {
+	out := []admin.Caller{}
+	for _, c := range s.gate.Clients(shownClients) {
+		who := c.Client.String()
+		if c.Shared {
+			who = "others"
+		}
+		out = append(out, admin.Caller{
+			Pool: c.Pool, Client: who, Class: c.Class.String(), InFlight: c.InFlight, Waiting: c.Waiting,
+			Share: bounded(c.Share), Early: c.Early,
+		})
+	}
+	return out
+}
+
 // Proxies lists the sidecars with what they acknowledged; those that left in the
 // last minutes too.
 func (s *Server) Proxies() []admin.Proxy {

@@ -1,0 +1,91 @@
+package admission
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/hex"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// ClientState is what a client has of a pool in one class.
+type ClientState struct {
+	Pool string
+	// Client is nobody's where Shared.
+	Client Client
+	// Shared marks one of the places that clients share for which the table had no
+	// room.
+	Shared bool
+	Class  fleet.RequestClass
+	// InFlight counts requests in flight, Waiting those that were refused and are
+	// expected to come back.
+	InFlight, Waiting int
+	// Share is what it may have in flight; +Inf while the pool is not full.
+	Share float64
+	// Early is how many of late came back before they were told to.
+	Early float64
+}
+
+// String is the client as fleet.LimitClient.ID takes it for authorization headers.
+func (c Client) String() string { return "sha256:" + hex.EncodeToString(c[:]) }
+
+// Clients returns, by pool, the clients with the most requests in flight and
+// waiting, at most so many of each pool. It looks at all that are known: it is made
+// to be asked by people, not by the tick.
+func (g *Gate) Clients(most int) []ClientState {
+	s, now := g.settings.Load(), g.since(g.now())
+	var all []ClientState
+	g.clients.look(func(key Client, shared bool, c *client) {
+		for i := range c.accounts {
+			a := &c.accounts[i]
+			if s.pools[a.pool.name] != a.pool || a.live == 0 && a.slots.n() == 0 {
+				continue
+			}
+			st := ClientState{
+				Pool: a.pool.name, Client: key, Shared: shared, Class: a.class,
+				InFlight: a.live, Waiting: a.slots.n(), Share: math.Inf(1), Early: a.slots.earliness(now),
+			}
+			if a.pool.full() {
+				st.Share = a.pool.shareOf(a.weight)
+			}
+			all = append(all, st)
+		}
+	})
+	slices.SortFunc(all, func(a, b ClientState) int {
+		return cmp.Or(
+			strings.Compare(a.Pool, b.Pool),
+			cmp.Compare(b.InFlight+b.Waiting, a.InFlight+a.Waiting),
+			bytes.Compare(a.Client[:], b.Client[:]),
+			cmp.Compare(a.Class, b.Class),
+		)
+	})
+	of, n := "", 0
+	return slices.DeleteFunc(all, func(st ClientState) bool {
+		if st.Pool != of {
+			of, n = st.Pool, 0
+		}
+		n++
+		return n > most
+	})
+}
+
+// look visits all clients, locked, and changes nothing.
+func (t *clients) look(visit func(key Client, shared bool, c *client)) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		for key, c := range s.byKey {
+			visit(key, false, c)
+		}
+		s.mu.Unlock()
+	}
+	for i := range t.shared {
+		c := &t.shared[i].client
+		c.mu.Lock()
+		visit(Client{}, true, c)
+		c.mu.Unlock()
+	}
+}

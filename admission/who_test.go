@@ -1,0 +1,84 @@
+package admission
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// TestClientsShowsWhoFillsAPool: those with most first, with what they may have
+// and how many of theirs wait.
+func TestClientsShowsWhoFillsAPool(t *testing.T) {
+	w := newWorld(config(), 10, nil)
+	for range 9 {
+		a := w.ask("hog")
+		w.Admit(&a)
+	}
+	b := w.ask("modest")
+	b.Class = fleet.ClassBatch
+	w.Admit(&b)
+	if got := w.Clients(10); len(got) != 2 || got[0].Share != got[1].Share && !math.IsInf(got[0].Share, 1) {
+		t.Errorf("before a step: %+v", got)
+	}
+	c := w.ask("newcomer")
+	w.Refuse(&c, ReasonBusy)
+	w.tick(50 * time.Millisecond)
+	for range 2 {
+		a := w.ask("hog")
+		if v := w.Admit(&a); v.Admitted {
+			t.Fatal("the pool is full, and the hog has more than its share")
+		}
+	}
+	got := w.Clients(10)
+	if len(got) != 3 {
+		t.Fatalf("%d clients: %+v", len(got), got)
+	}
+	hog := got[0]
+	if hog.Client != named("hog") || hog.Pool != "p" || hog.InFlight != 9 || hog.Waiting != 2 || hog.Class != fleet.ClassInteractive || hog.Shared {
+		t.Errorf("the hog is %+v", hog)
+	}
+	if hog.Share >= 10 || hog.Share < 1 {
+		t.Errorf("the hog may have %v of 10", hog.Share)
+	}
+	for _, other := range got[1:] {
+		switch other.Client {
+		case named("modest"):
+			if other.InFlight != 1 || other.Class != fleet.ClassBatch || other.Share*interactiveWeight != hog.Share {
+				t.Errorf("modest is %+v beside %+v", other, hog)
+			}
+		case named("newcomer"):
+			if other.InFlight != 0 || other.Waiting != 1 {
+				t.Errorf("the newcomer is %+v", other)
+			}
+		default:
+			t.Errorf("%+v", other)
+		}
+	}
+	if got := w.Clients(1); len(got) != 1 || got[0].Client != named("hog") {
+		t.Errorf("of one: %+v", got)
+	}
+	if got := fmt.Sprint(hog.Client); ClientOfID(fleet.ClientKeyAuthorization, got) != named("hog") {
+		t.Errorf("%q is not an id of that client", got)
+	}
+}
+
+// TestClientsShowsThoseItCannotTellApart as others.
+func TestClientsShowsThoseItCannotTellApart(t *testing.T) {
+	w := &world{clock: &clock{}}
+	w.Gate = New(Options{Config: config(), Now: w.clock.now, Clients: 1})
+	for _, name := range []string{"first", "second"} {
+		a := w.ask(name)
+		w.Admit(&a)
+	}
+	for _, c := range w.Clients(10) {
+		if c.Shared != (c.Client != named("first")) || c.InFlight != 1 {
+			t.Errorf("%+v", c)
+		}
+	}
+	if n := len(w.Clients(10)); n != 2 {
+		t.Errorf("%d rows; want the first client and others", n)
+	}
+}
