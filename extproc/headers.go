@@ -60,7 +60,11 @@ func (v *verdict) refused() bool {
 // hopeless reports whether the request is refused as it is, whenever it comes: no
 // wait helps, and nobody is asked for one.
 func (v *verdict) hopeless() bool {
-	return v.decision.Reason == plan.ReasonOversize || v.decision.Reason == plan.ReasonUnread
+	switch v.decision.Reason {
+	case plan.ReasonOversize, plan.ReasonNeverFits, plan.ReasonUnread:
+		return true
+	}
+	return false
 }
 
 // unread reports whether the route refuses the request because nobody could read

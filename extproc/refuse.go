@@ -124,6 +124,8 @@ func (r *refusal) appendBody(b []byte) []byte {
 		kind, code = "invalid_request_error", "body_not_read"
 	case plan.ReasonOversize:
 		kind, param, code = "invalid_request_error", `"max_tokens"`, "max_tokens_too_large"
+	case plan.ReasonNeverFits:
+		kind, param, code = "invalid_request_error", `"max_tokens"`, "context_length_exceeded"
 	case plan.ReasonNoRoom:
 		param = `"max_tokens"`
 	}
@@ -161,6 +163,8 @@ func (r *refusal) appendMessage(b []byte) []byte {
 		return r.appendUnread(b)
 	case plan.ReasonOversize:
 		return r.appendOversize(b)
+	case plan.ReasonNeverFits:
+		return r.appendNeverFits(b)
 	}
 	s := &v.admit.Standing
 	switch v.admit.Reason {
@@ -236,6 +240,19 @@ func (r *refusal) appendCost(b []byte) []byte {
 // cost is what a limit on tokens would have reserved.
 func (r *refusal) cost() fleet.Tokens {
 	return min(r.v.class.Prompt, MaxBudget) + times(r.v.budget, r.v.answers)
+}
+
+func (r *refusal) appendNeverFits(b []byte) []byte {
+	b = appendAmount(append(b, "A request of "...), r.v.class.Budget)
+	b = append(b, " output tokens"...)
+	if r.v.class.Prompt > 0 {
+		b = append(appendAmount(append(b, " behind a prompt of about "...), r.v.class.Prompt), " tokens"...)
+	}
+	b = append(b, " is more than the whole KV cache of any model server: "...)
+	if r.limit > 0 {
+		return append(appendTokens(append(b, "set max_tokens to "...), r.limit), " or less."...)
+	}
+	return append(b, "shorten the prompt."...)
 }
 
 func (r *refusal) appendNoRoom(b []byte) []byte {

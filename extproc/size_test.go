@@ -163,6 +163,53 @@ func TestNoRoomTellsWhatFits(t *testing.T) {
 	}
 }
 
+// TestWhatNoKVCacheEverHoldsIsA400: waiting doesn't help, and nothing is reserved.
+func TestWhatNoKVCacheEverHoldsIsA400(t *testing.T) {
+	for _, row := range []struct {
+		route  string
+		budget int
+		prompt string
+		fits   int
+		want   string
+	}{
+		{"chat", 6000, "4000", 4000, "A request of 6000 output tokens behind a prompt of about 1000 tokens is more than the whole KV cache of any model server: set max_tokens to 4000 or less."},
+		{"messages", 6000, "0", 5000, "A request of 6000 output tokens is more than the whole KV cache of any model server: set max_tokens to 5000 or less."},
+		{"chat", 10, "40000", 0, "A request of 10 output tokens behind a prompt of about 10000 tokens is more than the whole KV cache of any model server: shorten the prompt."},
+	} {
+		w, g := gated(t, func(in *plan.Inputs, _ *Options) {
+			for p := range in.Pools {
+				for e := range in.Pools[p].Endpoints {
+					in.Pools[p].Endpoints[e].KVFree, in.Pools[p].Endpoints[e].KVSize = 100, 5000
+				}
+			}
+			for i := range in.Routes {
+				in.Routes[i].NoRoom = fleet.OversizeRefuse
+			}
+		})
+		m := chat(map[string]string{"content-length": row.prompt})
+		m.route, m.cluster = row.route, "a100"
+		m.peek["max_tokens"] = row.budget
+		imm := w.ask(t, m).GetImmediateResponse()
+		if imm.GetStatus().GetCode() != 400 || imm.GetDetails() != "fairlead_never_fits" {
+			t.Fatalf("%+v: %v", row, imm)
+		}
+		headers := headerMap(t, imm.GetHeaders())
+		if _, there := headers[wire.HeaderRetryAfterMs]; there || headers[wire.HeaderShouldRetry] != "false" {
+			t.Errorf("%+v: %v", row, headers)
+		}
+		b := readError(t, imm)
+		if b.Error.Message != row.want || b.Error.Limit != row.fits || b.Error.Type != "invalid_request_error" {
+			t.Errorf("%s", imm.GetBody())
+		}
+		if row.route == "chat" && b.Error.Code != "context_length_exceeded" {
+			t.Errorf("not OpenAI's shape: %s", imm.GetBody())
+		}
+		if len(g.asked)+len(g.refused)+len(w.picks) != 0 || w.lastEvent().Reason != plan.ReasonNeverFits {
+			t.Errorf("%+v: asked %v, refused %v, %+v", row, g.asked, g.refused, w.lastEvent())
+		}
+	}
+}
+
 func TestUserIsASessionOnlyWhereTheRouteReadsIt(t *testing.T) {
 	for _, row := range []struct {
 		affinity, cacheKey, user string

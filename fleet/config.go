@@ -450,7 +450,7 @@ type Route struct {
 	// Oversize says what becomes of requests above MaxOutput.
 	Oversize Oversize
 	// NoRoom says what becomes of requests that no endpoint's KV cache has room
-	// for now.
+	// for, now or as a whole.
 	NoRoom Oversize
 	// Unread says what becomes of generating requests whose body Envoy did not read
 	// (no content-length, too long, compressed). A header that declares a budget

@@ -291,11 +291,12 @@ routes:
 		if !strings.Contains(r.body, "3000") || !strings.Contains(r.body, "max_tokens of 1") {
 			t.Errorf("%s: %s; want that about 1,600 fit", path, r.body)
 		}
+		expectOwnError(t, s.post(t, path, `{"max_tokens":17000}`), http.StatusBadRequest, dialect, "the whole KV cache")
 		if r := s.post(t, path, `{"max_tokens":300}`); r.status != http.StatusOK {
 			t.Errorf("%s, what fits: status %d: %s", path, r.status, r.body)
 		}
 	}
-	if r := s.post(t, "/pass"+chatPath, `{"max_tokens":3000}`); r.status != http.StatusOK {
+	if r := s.post(t, "/pass"+chatPath, `{"max_tokens":17000}`); r.status != http.StatusOK {
 		t.Errorf("on a route that passes: status %d: %s", r.status, r.body)
 	}
 }

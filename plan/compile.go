@@ -96,6 +96,9 @@ type route struct {
 	// room is the largest free KV cache of the chain's endpoints that may be
 	// chosen; unlimited where any is unknown.
 	room int32
+	// whole is the largest KV cache of the chain's endpoints that don't drain, as a
+	// whole: math.MaxInt32 where one isn't known, or there is none.
+	whole int32
 }
 
 // RouteInfo is what others need to know of a route. It is read-only.
@@ -359,6 +362,8 @@ func checkEndpoint(e *EndpointInput) error {
 		return fmt.Errorf("%d attempts in flight; accepted: at least 0", e.InFlight)
 	case e.KVFree < -1:
 		return fmt.Errorf("free KV tokens are %d; accepted: at least 0, or -1 for unknown", e.KVFree)
+	case e.KVSize < 0:
+		return fmt.Errorf("a KV cache of %d tokens; accepted: at least 0 (0 is unknown)", e.KVSize)
 	}
 	return nil
 }
@@ -475,6 +480,10 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 	}
 	for _, id := range r.chains[0] { // all chains of a route have the same pools
 		r.room = max(r.room, roomIn(pools[id].Endpoints))
+		r.whole = max(r.whole, wholeIn(pools[id].Endpoints))
+	}
+	if r.whole == 0 {
+		r.whole = math.MaxInt32
 	}
 	return nil
 }
@@ -488,6 +497,21 @@ func roomIn(in []EndpointInput) int32 {
 		}
 	}
 	return room
+}
+
+// wholeIn is the largest KV cache of the endpoints that don't drain, 0 without any.
+func wholeIn(in []EndpointInput) int32 {
+	whole := int32(0)
+	for i := range in {
+		switch {
+		case in[i].State == fleet.StateDraining:
+		case in[i].KVSize == 0:
+			return math.MaxInt32
+		default:
+			whole = max(whole, kvRoom(in[i].KVSize))
+		}
+	}
+	return whole
 }
 
 func chainsOf(split, fallback []PoolID) [][]PoolID {

@@ -141,7 +141,7 @@ func (p *Plan) choose(d *Decision, ch []PoolID, from int, w *wish) bool {
 }
 
 // checkSize refuses a request that asks for more than the model gives, or than
-// any endpoint has room for now, where the route wants that.
+// any endpoint has room for now or ever, where the route wants that.
 func (r *route) checkSize(c *Class) (Decision, bool) {
 	refuse := func(why Reason, fits fleet.Tokens) (Decision, bool) {
 		return Decision{Action: ActionRefuse, Reason: why, Arm: c.Arm, Fits: fits}, true
@@ -149,9 +149,15 @@ func (r *route) checkSize(c *Class) (Decision, bool) {
 	if most := r.info.MaxOutput; most > 0 && c.Budget > most && r.info.Oversize == fleet.OversizeRefuse {
 		return refuse(ReasonOversize, most)
 	}
-	if r.info.NoRoom == fleet.OversizeRefuse && r.room < math.MaxInt32 {
-		if fits := fleet.Tokens(r.room) - max(c.Prompt, 0); c.Budget > fits {
-			return refuse(ReasonNoRoom, max(fits, 0))
+	if r.info.NoRoom != fleet.OversizeRefuse {
+		return Decision{}, false
+	}
+	for _, has := range [...]struct {
+		tokens int32
+		why    Reason
+	}{{r.whole, ReasonNeverFits}, {r.room, ReasonNoRoom}} {
+		if fits := fleet.Tokens(has.tokens) - max(c.Prompt, 0); c.Budget > fits && has.tokens < math.MaxInt32 {
+			return refuse(has.why, max(fits, 0))
 		}
 	}
 	return Decision{}, false

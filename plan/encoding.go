@@ -18,7 +18,7 @@ import (
 // other, so that equal digests mean equal inputs.
 const (
 	encodingMagic   = "fairlead-plan"
-	encodingVersion = 3
+	encodingVersion = 4
 )
 
 // AppendCanonical appends the canonical encoding of in to dst.
@@ -59,6 +59,7 @@ func appendEndpoint(dst []byte, e *EndpointInput) []byte {
 	dst = binary.AppendVarint(dst, int64(e.MaxInFlight))
 	dst = binary.AppendVarint(dst, int64(e.InFlight))
 	dst = binary.AppendVarint(dst, int64(e.KVFree))
+	dst = binary.AppendVarint(dst, int64(e.KVSize))
 	dst = appendFloat(dst, float64(e.Risk))
 	return append(dst, boolByte(e.Closed), byte(e.State))
 }
@@ -173,6 +174,7 @@ func (d *decoder) endpoint() EndpointInput {
 		MaxInFlight: int32(d.varint(math.MinInt32, math.MaxInt32)),
 		InFlight:    int32(d.varint(math.MinInt32, math.MaxInt32)),
 		KVFree:      fleet.Tokens(d.varint(math.MinInt64, math.MaxInt64)),
+		KVSize:      fleet.Tokens(d.varint(math.MinInt64, math.MaxInt64)),
 		Risk:        fleet.Risk(d.float()),
 		Closed:      d.bool(),
 		State:       fleet.State(d.byte()),

@@ -158,6 +158,8 @@ func (s *script) endpoint(address string, args map[string]string) error {
 			e.InFlight = int32(n)
 		case key == "kv":
 			e.KVFree = fleet.Tokens(n)
+		case key == "kvsize":
+			e.KVSize = fleet.Tokens(n)
 		case key == "closed":
 			e.Closed = n != 0
 		case key == "risk":
@@ -226,7 +228,7 @@ func (s *script) show(d Decision) string {
 	} else if d.Regroup {
 		out += " regroup"
 	}
-	if d.Reason == ReasonOversize || d.Reason == ReasonNoRoom {
+	if d.Reason == ReasonOversize || d.Reason == ReasonNoRoom || d.Reason == ReasonNeverFits {
 		out += fmt.Sprintf(": %d tokens fit", d.Fits)
 	}
 	if d.N == 0 {

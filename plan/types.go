@@ -58,6 +58,8 @@ type EndpointInput struct {
 	InFlight int32
 	// KVFree is the free part of the KV cache in tokens, or −1 if unknown.
 	KVFree fleet.Tokens
+	// KVSize is the whole KV cache in tokens, or 0 if unknown.
+	KVSize fleet.Tokens
 	Risk   fleet.Risk
 	// Closed says that the endpoint told callers to stay away for now (a 429 or
 	// 503 with a time to wait): it counts as full, whatever is in flight.
@@ -209,7 +211,7 @@ type Action uint8
 const (
 	ActionSteer  Action = iota + 1 // name the endpoints
 	ActionLeave                    // let Envoy choose
-	ActionRefuse                   // answer 429, or 400 with ReasonOversize and ReasonUnread
+	ActionRefuse                   // answer 429, or 400 with ReasonOversize, ReasonNeverFits and ReasonUnread
 )
 
 // Reason says why; one enum for logs, metric labels, headers and records.
@@ -232,13 +234,14 @@ const (
 	ReasonOversize                       // refused: the budget is above the model's limit; Decision.Fits is that
 	ReasonNoRoom                         // refused: no endpoint's KV cache has room now; Decision.Fits is what has
 	ReasonUnread                         // refused before a decision: nobody could read the body; see RouteInput.RefuseUnread
+	ReasonNeverFits                      // refused: more than the whole of any endpoint's KV cache; Decision.Fits is what fits
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
 	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity", "zone_spill",
-	"oversize", "no_room", "unread",
+	"oversize", "no_room", "unread", "never_fits",
 }
 
 func (r Reason) String() string {
@@ -289,7 +292,7 @@ type Decision struct {
 	Picks [MaxAttempts]Pick
 	N     uint8
 	// Fits is the largest output budget that would not have been refused, with
-	// ReasonOversize and ReasonNoRoom; 0 when not even one token fits.
+	// ReasonOversize, ReasonNoRoom and ReasonNeverFits; 0 when not even one token fits.
 	Fits fleet.Tokens
 	// RunnerUp is the candidate that lost, for records; equal to Picks[0] when
 	// both draws fell on one endpoint.

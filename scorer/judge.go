@@ -86,6 +86,8 @@ type Verdict struct {
 	Reason Reason
 	// KVFree is the free part of the KV cache in tokens, or −1 if unknown.
 	KVFree fleet.Tokens
+	// KVSize is the whole KV cache in tokens, or 0 if unknown.
+	KVSize fleet.Tokens
 	// Stale is true when no telemetry is young enough to judge.
 	Stale bool
 }
@@ -673,6 +675,7 @@ func (e *endpoint) verdict(now time.Time, blind bool) Verdict {
 		Smoothed: fleet.Risk(e.smoothed),
 		Margin:   e.margin,
 		Stale:    e.stale(),
+		KVSize:   e.kvSize(now),
 		KVFree:   e.kvFree(now),
 		Weight:   e.weight(now, blind),
 	}
@@ -734,6 +737,19 @@ func (e *endpoint) weight(now time.Time, blind bool) float64 {
 		share *= min(1, max(slowStartMin, t.Seconds()/slowStart.Seconds()))
 	}
 	return e.view.Capacity * share
+}
+
+// kvSize is the whole KV cache in tokens, or 0. A server with stale telemetry may
+// have come back with another.
+func (e *endpoint) kvSize(now time.Time) fleet.Tokens {
+	if e.stale() {
+		return 0
+	}
+	size, ok := e.view.Window.Last(telemetry.HasKVTokens, now, windowSpan)
+	if !ok {
+		return 0
+	}
+	return fleet.Tokens(max(0, size.KVTokens))
 }
 
 // kvFree is the free part of the KV cache in tokens, or −1.

@@ -405,7 +405,7 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		}
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
-			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, Risk: v.Risk, State: v.State,
+			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, KVSize: v.KVSize, Risk: v.Risk, State: v.State,
 			Closed: now.Before(s.endpoints[key].closed),
 		})
 	})

@@ -136,8 +136,8 @@ func TestPlanGetsTheConfigAndTheVerdicts(t *testing.T) {
 		Tick: 3,
 		Pools: []plan.PoolInput{
 			{Name: "h100", Tier: "fast", SpillAt: 0.4, Endpoints: []plan.EndpointInput{
-				{Address: address(1), Zone: "east", Slot: s.ledger.Slot(keys[0]), Weight: 0.5625, MaxInFlight: 8, InFlight: 2, KVFree: 750, Risk: 0.25, State: fleet.StatePreferred},
-				{Address: address(2), Zone: "west", Slot: s.ledger.Slot(keys[1]), Weight: 1.125, MaxInFlight: 3, InFlight: 0, KVFree: 500, Risk: 0.25, State: fleet.StatePreferred},
+				{Address: address(1), Zone: "east", Slot: s.ledger.Slot(keys[0]), Weight: 0.5625, MaxInFlight: 8, InFlight: 2, KVFree: 750, KVSize: 1000, Risk: 0.25, State: fleet.StatePreferred},
+				{Address: address(2), Zone: "west", Slot: s.ledger.Slot(keys[1]), Weight: 1.125, MaxInFlight: 3, InFlight: 0, KVFree: 500, KVSize: 1000, Risk: 0.25, State: fleet.StatePreferred},
 				{Address: address(3), Zone: "west", Slot: s.ledger.Slot(keys[2]), MaxInFlight: 8, InFlight: 1, KVFree: -1, State: fleet.StateDraining},
 			}},
 			{Name: "cpu", Tier: "slow", SpillAt: 0.9, Endpoints: []plan.EndpointInput{

@@ -261,7 +261,7 @@ func (b *ours) tick() {
 		}
 		pool.Endpoints[i] = plan.EndpointInput{
 			Address: v.Endpoint.Address, Slot: uint32(i), Weight: v.Weight, MaxInFlight: limit,
-			KVFree: v.KVFree, Risk: v.Risk, State: v.State,
+			KVFree: v.KVFree, KVSize: v.KVSize, Risk: v.Risk, State: v.State,
 		}
 	}
 	b.ticks++
