@@ -60,10 +60,11 @@ type pool struct {
 	levels [fleet.BurstLevels]level
 
 	// Of steps alone.
-	step     uint64 // the one it took part in last
-	known    bool   // a view of it was seen
-	limit    float64
-	loosened int64 // the second up to which loose requests were ended
+	step     uint64  // the one it took part in last
+	known    bool    // a view of it was seen
+	limit    float64 // of all endpoints but those that drain
+	holds    float64 // how many requests may well be in flight now
+	loosened int64   // the second up to which loose requests were ended
 	demands  []demand
 	active   int
 	queueing int64
@@ -74,7 +75,7 @@ type pool struct {
 }
 
 func newPool(name string, limit float64) *pool {
-	p := &pool{name: name, limit: limit}
+	p := &pool{name: name, limit: limit, holds: limit}
 	p.share.Store(math.Float64bits(math.Inf(1)))
 	p.fullAt.Store(math.MaxInt64)
 	p.whole.Store(atLeastOne(limit))
@@ -206,11 +207,23 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 		p.places.Store(int64(view.Places))
 		p.reopens.Store(int64(now + view.Reopens))
 		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))
-		p.whole.Store(atLeastOne(p.limit))
-		p.fullAt.Store(fullAt(p.limit))
+		p.holds = p.limit*view.open() + float64(max(0, view.Elsewhere))
+		p.whole.Store(atLeastOne(p.holds))
+		p.fullAt.Store(fullAt(p.holds))
 		p.divide()
 	}
 	p.pace(now)
+}
+
+// open is the part of the limit that isn't closed. It counts at once and without
+// slew: it is no estimate, and ends at a known time. Of a pool that is closed
+// altogether it is all: nobody enters, and who is sent away comes back when it is
+// open.
+func (v *PoolView) open() float64 {
+	if !(v.Closed > 0) || v.Reopens > 0 {
+		return 1
+	}
+	return max(0, 1-v.Closed/v.Limit)
 }
 
 // fullAt is from how many in flight on a pool is full. In a small one that is at
@@ -237,7 +250,7 @@ func (p *pool) nextEnd() time.Duration {
 
 // divide finds the shares of clients and the budgets of levels.
 func (p *pool) divide() {
-	capacity := max(0, p.limit-float64(p.foreign.Load()))
+	capacity := max(0, p.holds-float64(p.foreign.Load()))
 	p.share.Store(math.Float64bits(waterLevel(p.demands, capacity)))
 	var wants [fleet.BurstLevels]demand
 	for i := range p.levels {
@@ -263,9 +276,9 @@ func (p *pool) pace(now time.Duration) {
 	total := float64(p.live.Load())
 	for i := range p.levels {
 		l := &p.levels[i]
-		room := p.limit - total + float64(l.live.Load())
+		room := p.holds - total + float64(l.live.Load())
 		if b := l.budget.Load(); b < math.MaxInt64 {
-			room = min(p.limit, float64(b))
+			room = min(p.holds, float64(b))
 		}
 		l.pace(now, room)
 	}

@@ -321,3 +321,99 @@ func TestClosedPoolOutlastsThePatienceForPlaces(t *testing.T) {
 		t.Errorf("%+v; want not to retry within the longest wait there is", r)
 	}
 }
+
+// TestWorkElsewhereTakesNobodysPlace: what runs on servers that take no more (they
+// drain, are closed or ejected) leaves the others as many places as they have.
+func TestWorkElsewhereTakesNobodysPlace(t *testing.T) {
+	for _, elsewhere := range []int{0, 8, 30} {
+		w := newWorld(config(), 8, nil)
+		for range elsewhere {
+			a := w.ask("before")
+			if v := w.Admit(&a); !v.Admitted {
+				t.Fatalf("%+v", v)
+			}
+		}
+		view := PoolView{Name: "p", Limit: 8, InFlight: elsewhere, Elsewhere: elsewhere, Places: 8 + elsewhere}
+		step := func() {
+			w.clock.advance(50 * time.Millisecond)
+			w.Step(w.clock.now(), []PoolView{view})
+		}
+		step()
+		for i := range 8 {
+			a := w.ask([]string{"a", "b"}[i%2])
+			a.Unplaced = true
+			if v := w.Admit(&a); !v.Admitted {
+				t.Errorf("%d elsewhere: number %d of 8 is refused: %+v", elsewhere, i, v)
+			}
+			view.InFlight++
+			step()
+		}
+		a := w.ask("a")
+		a.Unplaced = true
+		if v := w.Admit(&a); v.Admitted {
+			t.Errorf("%d elsewhere: a ninth entered", elsewhere)
+		}
+	}
+}
+
+// TestReopenedPoolsHoldAtOnceWhatTheyDid: their closing is no estimate, and after
+// it nothing rises slowly.
+func TestReopenedPoolsHoldAtOnceWhatTheyDid(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	view := PoolView{Name: "p", Limit: 100, Closed: 100, Reopens: 30 * time.Second}
+	var state PoolState
+	step := func() {
+		w.clock.advance(50 * time.Millisecond)
+		state = w.Step(w.clock.now(), []PoolView{view})[0]
+	}
+	var told []time.Duration
+	for ; view.Reopens > 0; view.Reopens -= 50 * time.Millisecond {
+		step()
+		if len(told) < 60 && view.Reopens < 5*time.Second {
+			a := w.ask(fmt.Sprint("refused-", len(told)))
+			r := w.Refuse(&a, ReasonBusy)
+			if r.RetryAfter < view.Reopens {
+				t.Fatalf("told to come in %v, and the pool opens in %v", r.RetryAfter, view.Reopens)
+			}
+			told = append(told, r.RetryAfter)
+		}
+	}
+	// At 25 ms for each of 255 tokens 100 places end 16 requests a second, and three
+	// tenths of them are for those that return.
+	if last := told[len(told)-1]; last > 15*time.Second {
+		t.Errorf("the last of 60 is told to come in %v", last)
+	}
+	view.Closed, view.Reopens = 0, 0
+	step()
+	if state.Limit != 100 {
+		t.Errorf("a limit of %v; want 100", state.Limit)
+	}
+	for i := range 60 {
+		a := w.ask(fmt.Sprint("new-", i))
+		if v := w.Admit(&a); !v.Admitted {
+			t.Fatalf("number %d is refused: %+v", i, v)
+		}
+		view.InFlight++
+		if i%10 == 0 {
+			step()
+		}
+	}
+}
+
+// TestHalfClosedPoolsAreDividedByWhatIsOpen: a pool is full when those of its
+// servers are that are open.
+func TestHalfClosedPoolsAreDividedByWhatIsOpen(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	for range 50 {
+		a := w.ask("hog")
+		w.Admit(&a)
+	}
+	other := w.ask("newcomer")
+	w.Refuse(&other, ReasonBusy)
+	w.clock.advance(50 * time.Millisecond)
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, Closed: 50, InFlight: 50}})
+	a := w.ask("hog")
+	if v := w.Admit(&a); v.Reason != ReasonShare {
+		t.Errorf("the hog has all that is open, and gets %+v", v)
+	}
+}

@@ -215,13 +215,19 @@ const Unbounded = -1
 type PoolView struct {
 	Name string
 	// Limit is Σ limit · (1 − risk) of its endpoints that take requests, before
-	// slew.
-	Limit float64
+	// slew. Those that told callers to stay away for now are in it; Closed is their
+	// part of it.
+	Limit, Closed float64
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int
-	// Places is the sum of the limits of its endpoints that take requests, whatever
-	// their risk, 0 where all are closed; Unbounded where any has none, and where none
-	// serves at all.
+	// Elsewhere is how many of them are at endpoints that take no further ones:
+	// closed, draining or ejected. They take nobody's place at the others, of which
+	// there must be some.
+	Elsewhere int
+	// Places is how many requests may be in flight at most: the sum of the limits of
+	// its endpoints that take requests, whatever their risk, and what is in flight at
+	// those that are closed or drain. It is 0 where all are closed; Unbounded where
+	// any has no limit, and where none serves at all.
 	Places int
 	// Reopens is how long it takes until the first of its endpoints wants requests
 	// again, where all told callers to stay away; else 0. Nobody is told to come

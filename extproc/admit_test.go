@@ -287,7 +287,7 @@ func (f *failingStream) SendMsg(any) error { return f.err }
 
 func TestWhatCouldNotBeAnsweredIsGivenBack(t *testing.T) {
 	w, g := gated(t)
-	st := &failingStream{fakeStream{in: [][]byte{marshal(t, chat(nil).proto())}}, errors.New("gone")}
+	st := &failingStream{fakeStream: fakeStream{in: [][]byte{marshal(t, chat(nil).proto())}}, err: errors.New("gone")}
 	if err := w.process(st); err == nil {
 		t.Fatal("ended well")
 	}

@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"bytes"
+	"context"
 	"testing"
 	"time"
 
@@ -53,6 +54,8 @@ type once struct {
 	codec rawCodec
 	in    mem.BufferSlice
 }
+
+func (o *once) Context() context.Context { return context.Background() }
 
 func (o *once) RecvMsg(m any) error { return o.codec.Unmarshal(o.in, m) }
 

@@ -1,6 +1,9 @@
 package extproc
 
-import "io"
+import (
+	"context"
+	"io"
+)
 
 // Exchange answers one message as the first of a stream of its own, by the same
 // path but without a transport, and appends the answer to b. A request that is
@@ -17,6 +20,8 @@ type exchange struct {
 	in, out []byte
 	read    bool
 }
+
+func (e *exchange) Context() context.Context { return context.Background() }
 
 func (e *exchange) RecvMsg(m any) error {
 	if e.read {

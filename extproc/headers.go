@@ -77,13 +77,16 @@ func (v *verdict) unread() bool {
 }
 
 // requestHeaders is the phase that matters: class, decide, reserve, admit,
-// answer.
-func (s *Service) requestHeaders(c *call, began time.Time) {
+// answer. Of a caller that left meanwhile nothing is counted.
+func (s *Service) requestHeaders(c *call, began time.Time) error {
 	v := &c.verdict
 	*v = verdict{id: s.o.IDs.Next(), plan: s.o.Plan(), strategy: fleet.StrategyLegacy}
 	v.idText = v.id.Append(c.id[:0])
 	v.requestID, v.keepID = s.requestID(&c.req, v.idText)
 	s.decide(c, began)
+	if c.left {
+		return errLeft
+	}
 	c.answered = true
 	if !c.req.observe {
 		c.out.b = answers.Get(0)
@@ -93,6 +96,7 @@ func (s *Service) requestHeaders(c *call, began time.Time) {
 	if c.req.observe {
 		s.withdraw(v)
 	}
+	return nil
 }
 
 // decide classes the request and finds a place for it.

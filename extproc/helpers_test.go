@@ -1,6 +1,8 @@
 package extproc
 
 import (
+	"cmp"
+	"context"
 	"io"
 	"net/netip"
 	"sync"
@@ -138,16 +140,18 @@ type gate struct {
 	earlyIn  []string // the pools it was asked for
 	// full is for how many asks there is no place; then verdict counts.
 	full int
+	why  admission.Reason // for which; 0 is ReasonShare
 }
 
 func (g *gate) Admit(a *admission.Ask) admission.Verdict {
 	g.asked = append(g.asked, *a)
 	if g.full > 0 {
 		g.full--
+		why := cmp.Or(g.why, admission.ReasonShare)
 		if a.Hold {
-			return admission.Verdict{Reason: admission.ReasonShare, Held: true}
+			return admission.Verdict{Reason: why, Held: true}
 		}
-		return admission.Verdict{Reason: admission.ReasonShare, Refusal: g.refusal}
+		return admission.Verdict{Reason: why, Refusal: g.refusal}
 	}
 	return g.verdict
 }
@@ -251,6 +255,14 @@ func mustStruct(m map[string]any) *structpb.Struct {
 type fakeStream struct {
 	in  [][]byte
 	out [][]byte
+	ctx context.Context // nil never ends
+}
+
+func (f *fakeStream) Context() context.Context {
+	if f.ctx == nil {
+		return context.Background()
+	}
+	return f.ctx
 }
 
 func (f *fakeStream) RecvMsg(m any) error {

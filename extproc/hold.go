@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"hash/maphash"
 	"sync/atomic"
 	"time"
 
@@ -19,12 +20,16 @@ const (
 	holdFor  = 60 * time.Millisecond
 	holdStep = 10 * time.Millisecond
 	// maxHeld bounds the requests that are held at a time, heldEach those of one
-	// client (of all that meet in one of heldGroups by their hash): further ones are
+	// client (of all that meet in one of heldGroups): further ones are
 	// refused at once, so that who sends without end is not in others' way.
 	maxHeld    = 256
 	heldEach   = 16
 	heldGroups = 256
 )
+
+// groupSeed spreads clients over groups: who made up credentials could else choose
+// theirs, and fill those of others.
+var groupSeed = maphash.MakeSeed()
 
 // Held bounds the requests that are held. The zero value is ready for use; its
 // methods may be called from several goroutines.
@@ -69,7 +74,9 @@ func (h *Held) leave(of *admission.Client) {
 }
 
 // group counts the held requests of a client and of those it meets.
-func (h *Held) group(of *admission.Client) *atomic.Int32 { return &h.each[int(of[0])%heldGroups] }
+func (h *Held) group(of *admission.Client) *atomic.Int32 {
+	return &h.each[maphash.Bytes(groupSeed, of[:])%heldGroups]
+}
 
 // find finds a place for a classed request, or refuses it: at once where waiting
 // a moment doesn't help, else once it was held for holdFor in vain.
@@ -81,7 +88,8 @@ func (s *Service) find(c *call, at time.Time) {
 }
 
 // hold tries a request again until it has its answer, or was held for holdFor: then
-// it returns false. So it does at once for a request that may not be held.
+// it returns false. So it does at once for a request that may not be held. One whose
+// caller leaves meanwhile gets no answer.
 func (s *Service) hold(c *call, at time.Time) bool {
 	if s.o.Held == nil || c.req.observe || (s.o.Admission != nil && s.o.Admission.Early(&c.ask)) {
 		return false
@@ -95,7 +103,12 @@ func (s *Service) hold(c *call, at time.Time) bool {
 	step := time.NewTicker(holdStep)
 	defer step.Stop()
 	for before := s.o.Now(); ; {
-		<-step.C
+		select {
+		case <-step.C:
+		case <-c.stream.Context().Done():
+			c.left = true
+			return true
+		}
 		now := s.o.Now()
 		c.verdict.heldFor += now.Sub(before)
 		s.renew(c)
@@ -159,19 +172,24 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 		if first == "" {
 			first = c.ask.Pool
 		}
-		// Only what goes by the pool may be otherwise in another.
-		byPool := v.admit.Reason == admission.ReasonShare || v.admit.Reason == admission.ReasonLevel
-		if !byPool || v.decision.Pos < v.class.Past || !v.plan.Further(v.class, &v.decision) {
+		past, further := v.plan.Further(v.class, &v.decision)
+		if !further || !byPool(v.admit.Reason) {
 			return false
 		}
-		v.class.Past = v.decision.Pos + 1
+		v.class.Past = past
 	}
+}
+
+// byPool reports whether a refusal may be otherwise in another pool: for a share or
+// a level of one, and for no place in the one that Envoy would choose.
+func byPool(why admission.Reason) bool {
+	return why == admission.ReasonShare || why == admission.ReasonLevel || why == admission.ReasonBusy
 }
 
 // settle is the last attempt: who finds no place in its first pool is refused.
 func (s *Service) settle(c *call, at time.Time) {
 	v := &c.verdict
-	if !v.held && v.class.Past == 0 && v.decision.Action == plan.ActionRefuse {
+	if v.class.Past == 0 && v.decision.Action == plan.ActionRefuse {
 		s.enter(c, at, false) // it was found just now
 		return
 	}

@@ -1,6 +1,8 @@
 package extproc
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -8,6 +10,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -48,6 +54,10 @@ func TestRequestsAreHeldUntilThereIsAPlace(t *testing.T) {
 // planTurns lets a request be held, and puts another plan in force between the
 // first step and the second.
 func planTurns(t *testing.T, change func(*plan.RouteInput)) (w *world, g *gate) {
+	return turns(t, func(in *plan.Inputs) { change(&in.Routes[0]) })
+}
+
+func turns(t *testing.T, change func(*plan.Inputs)) (w *world, g *gate) {
 	var in plan.Inputs
 	var next atomic.Pointer[plan.Plan]
 	w, g = gated(t, func(i *plan.Inputs, o *Options) {
@@ -63,7 +73,7 @@ func planTurns(t *testing.T, change func(*plan.RouteInput)) (w *world, g *gate) 
 		}
 	})
 	time.AfterFunc(holdStep+holdStep/2, func() {
-		change(&in.Routes[0])
+		change(&in)
 		p, err := plan.Compile(in)
 		if err != nil {
 			t.Error(err)
@@ -104,6 +114,72 @@ func TestHeldRequestsGoByTheNewPlan(t *testing.T) {
 	})
 }
 
+// TestHeldRequestsTryTheWholeChainEachTime: who was let into no pool begins with
+// the first again.
+func TestHeldRequestsTryTheWholeChainEachTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, g := gated(t, func(_ *plan.Inputs, o *Options) { o.Held = &Held{} })
+		g.full = 4
+		began := time.Now()
+		w.exchange(t, chat(map[string]string{}).proto())
+		var pools []string
+		for _, a := range g.asked {
+			pools = append(pools, a.Pool)
+		}
+		if want := []string{"h100", "a100", "h100", "a100", "h100"}; !slices.Equal(pools, want) || time.Since(began) != 2*holdStep {
+			t.Errorf("asked for %v, held for %v; want %v, and it in with the second step", pools, time.Since(began), want)
+		}
+	})
+}
+
+// TestHeldRequestsTakeNothingFromTheOldPlan: ids of pools and routes are a plan's
+// own, and a route may be gone.
+func TestHeldRequestsTakeNothingFromTheOldPlan(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w, g := turns(t, func(in *plan.Inputs) {
+				slices.Reverse(in.Pools)
+				slices.Reverse(in.Routes)
+				if gone {
+					in.Routes = slices.DeleteFunc(in.Routes, func(r plan.RouteInput) bool { return r.Name == "chat" })
+				}
+			})
+			g.full = 3
+			w.exchange(t, chat(map[string]string{}).proto())
+			last := w.lastEvent()
+			if last.Route != "chat" || last.Pool != "h100" || g.last().Route != "chat" || g.last().Pool != "h100" || !last.Steered {
+				t.Errorf("gone %v: %+v, asked %+v; want it on its route and in its pool", gone, last, g.last())
+			}
+			for _, pick := range w.picks {
+				if pick.Pool != "h100" {
+					t.Errorf("gone %v: a place in %+v", gone, pick)
+				}
+			}
+		})
+	}
+}
+
+// TestWhoLeavesIsHeldNoLonger: nothing is counted, and nobody's place taken.
+func TestWhoLeavesIsHeldNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, g, h := heldWorld(t)
+		g.full = 1000
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(holdStep+1, cancel)
+		st := &fakeStream{in: [][]byte{marshal(t, chat(map[string]string{}).proto())}, ctx: ctx}
+		began := time.Now()
+		if err := w.process(st); status.Code(err) != codes.Canceled {
+			t.Errorf("ended with %v", err)
+		}
+		if took := time.Since(began); took != holdStep+1 || len(g.asked) != 2 {
+			t.Errorf("held for %v, asked %d times; want until the caller left", took, len(g.asked))
+		}
+		if len(st.out) != 0 || len(w.events) != 0 || len(w.picks) != 0 || h.all.Load() != 0 {
+			t.Errorf("%d answers, events %+v, %d places, %d held", len(st.out), w.events, len(w.picks), h.all.Load())
+		}
+	})
+}
+
 // TestNobodyIsHeldForLong: who found no place is refused, once, and leaves nothing
 // behind.
 func TestNobodyIsHeldForLong(t *testing.T) {
@@ -127,6 +203,9 @@ func TestNobodyIsHeldForLong(t *testing.T) {
 			last := w.lastEvent()
 			if !last.Held || last.Admission != want || last.Action != plan.ActionRefuse || g.last().Hold {
 				t.Errorf("%s: %+v; want it refused for %v", why, last, want)
+			}
+			if !slices.Equal(g.earlyIn, []string{"h100"}) {
+				t.Errorf("%s: looked for slots in %v", why, g.earlyIn)
 			}
 			if len(w.picks) != 0 || h.all.Load() != 0 || (want == admission.ReasonBusy) != (len(g.refused) == 1) {
 				t.Errorf("%s: %d places reserved, %d held, refused %v", why, len(w.picks), h.all.Load(), g.refused)
@@ -160,9 +239,10 @@ func TestClosedPoolsOfALegacyRouteEndSomewhere(t *testing.T) {
 // TestWhoHasNoShareHereIsServedFurtherAlongTheChain: and only who finds no room in
 // any pool is refused, in the first.
 func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
-	for full := range 4 {
+	for i := range 8 {
+		full := i % 4
 		w, g := gated(t)
-		g.full = full
+		g.full, g.why = full, []admission.Reason{admission.ReasonShare, admission.ReasonLevel}[i/4]
 		w.exchange(t, chat(map[string]string{}).proto())
 		last, pools := w.lastEvent(), []string{}
 		for _, a := range g.asked {
@@ -182,6 +262,46 @@ func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
 		}
 		if refused := full > 2; (last.Action == plan.ActionRefuse) != refused || len(w.picks) != 1 == !refused || g.last().Hold == (full > 1) {
 			t.Errorf("%d refuse: %+v, %d places reserved, last asked %+v", full, last, len(w.picks), g.last())
+		}
+	}
+}
+
+// TestWhatHoldsInEveryPoolIsNotTriedInAnother.
+func TestWhatHoldsInEveryPoolIsNotTriedInAnother(t *testing.T) {
+	w, g := gated(t)
+	g.full, g.why = 1000, admission.ReasonConcurrency
+	w.exchange(t, chat(map[string]string{}).proto())
+	for _, a := range g.asked {
+		if a.Pool != "h100" {
+			t.Errorf("asked for %s", a.Pool)
+		}
+	}
+	if len(g.asked) != 2 || w.lastEvent().Action != plan.ActionRefuse {
+		t.Errorf("asked %d times, %+v", len(g.asked), w.lastEvent())
+	}
+}
+
+// TestLegacyRequestsWithoutAPlaceAreServedFurtherAlongTheChain: Envoy would go on
+// sending them to the first pool.
+func TestLegacyRequestsWithoutAPlaceAreServedFurtherAlongTheChain(t *testing.T) {
+	for full := range 3 {
+		w, g := gated(t)
+		g.full, g.why = full, admission.ReasonBusy
+		m := chat(map[string]string{wire.HeaderRouteStrategy: "legacy"})
+		r := w.ask(t, m)
+		last, pools := w.lastEvent(), []string{}
+		for _, a := range g.asked {
+			pools = append(pools, fmt.Sprint(a.Pool, " ", a.Unplaced))
+		}
+		want := [][]string{{"h100 true"}, {"h100 true", "a100 false"}, {"h100 true", "a100 false", "h100 true"}}[full]
+		if !slices.Equal(pools, want) {
+			t.Errorf("%d refuse: asked for %v; want %v", full, pools, want)
+		}
+		switch hosts := metadata(r, wire.NamespaceSteer)[wire.KeyHosts]; {
+		case full != 1 && (hosts != nil || last.Reason != plan.ReasonLegacy):
+			t.Errorf("%d refuse: %+v, to %v; want it left to Envoy", full, last, hosts)
+		case full == 1 && (last.Reason != plan.ReasonNotAdmitted || !strings.HasPrefix(fmt.Sprint(hosts), "10.0.1.") || len(w.picks) != 1 || !last.Moved):
+			t.Errorf("%d refuse: %+v, to %v; want it moved on", full, last, hosts)
 		}
 	}
 }
@@ -211,6 +331,18 @@ func TestDecisionsFurtherAlongTheChainCanBeComputedAgain(t *testing.T) {
 		if got := strings.Split(metadata(r, wire.NamespaceSteer)[wire.KeyHosts].(string), ",")[0]; got != w.plan.AddressText(again.Picks[0]) {
 			t.Errorf("%d refuse: sent to %s, computed again %s", full, got, w.plan.AddressText(again.Picks[0]))
 		}
+	}
+}
+
+// TestNobodyHoldsWhoIsOnlyObserved: no one waits for the answer.
+func TestNobodyHoldsWhoIsOnlyObserved(t *testing.T) {
+	w, g := gated(t, func(_ *plan.Inputs, o *Options) { o.Held = &Held{} })
+	g.full = 1000
+	m := chat(map[string]string{})
+	m.overwrite = func(r *extprocv3.ProcessingRequest) { r.ObservabilityMode = true }
+	st := &fakeStream{in: [][]byte{marshal(t, m.proto())}}
+	if err := w.process(st); err != nil || len(st.out) != 0 || w.lastEvent().Held {
+		t.Errorf("%v, %d answers, %+v", err, len(st.out), w.lastEvent())
 	}
 }
 

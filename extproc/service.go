@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -177,6 +178,9 @@ type call struct {
 	id      [32]byte
 	// scratch has room for the values of all headers of a standing.
 	scratch [384]byte
+	// stream is the call's own; left is true when it ended while the request was held.
+	stream stream
+	left   bool
 	// answered is true once the phase's message has its answer.
 	answered bool
 }
@@ -195,11 +199,13 @@ func (c *call) release() {
 	clear(c.req.notes)
 	c.req = request{notes: c.req.notes[:0]}
 	c.out.b, c.verdict, c.ask, c.answered = nil, verdict{}, admission.Ask{}, false
+	c.stream, c.left = nil, false
 	calls.Put(c)
 }
 
 // stream is the part of grpc.ServerStream that process uses.
 type stream interface {
+	Context() context.Context
 	RecvMsg(any) error
 	SendMsg(any) error
 }
@@ -208,6 +214,7 @@ var (
 	errUnanswered = status.Error(codes.Aborted, "the stream ended before request headers came")
 	errTooMany    = status.Error(codes.ResourceExhausted, "too many messages on one stream")
 	errPanic      = status.Error(codes.Internal, "internal error")
+	errLeft       = status.Error(codes.Canceled, "the caller left while its request was held")
 )
 
 // process serves one stream. It ends well only after the request headers were
@@ -225,6 +232,7 @@ func (s *Service) process(st stream) error {
 func (s *Service) requestPhase(st stream) (*waiting, error) {
 	c := newCall()
 	defer c.release()
+	c.stream = st
 	for range maxMessages {
 		if err := st.RecvMsg(&c.in); err != nil {
 			if errors.Is(err, io.EOF) {
@@ -273,7 +281,7 @@ func (s *Service) dispatch(c *call, w *waiting) (err error) {
 			c.out.b, err = nil, errPanic
 			s.withdraw(&c.verdict)
 		}
-		if err != nil {
+		if err != nil && !c.left {
 			s.o.Observe(Event{Failed: true, Took: s.o.Now().Sub(began)})
 		}
 	}()
@@ -282,8 +290,7 @@ func (s *Service) dispatch(c *call, w *waiting) (err error) {
 	}
 	switch {
 	case w == nil && c.req.kind == kindRequestHeaders:
-		s.requestHeaders(c, began)
-		return nil
+		return s.requestHeaders(c, began)
 	case w != nil && c.req.kind == kindResponseHeaders:
 		s.responseHeaders(c, w, began)
 		return nil

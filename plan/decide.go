@@ -69,19 +69,39 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 		w.session = c.Session
 	}
 	if p.choose(&d, ch, int(c.Past), &w) {
-		return d
+		return passed(d, c.Past)
 	}
 	return p.decideFull(ch, c, &w)
 }
 
-// Further reports whether the chain has pools behind that of a decision.
-func (p *Plan) Further(c Class, d *Decision) bool {
+// passed marks a decision that passed pools by.
+func passed(d Decision, past uint8) Decision {
+	if past > 0 && d.Moved {
+		d.Reason = ReasonNotAdmitted
+	}
+	return d
+}
+
+// Further returns, for [Class].Past, how many pools stand in the chain up to that
+// of a decision, that one included. It returns false where none is behind it, and
+// for a decision that didn't pass by what the class tells.
+func (p *Plan) Further(c Class, d *Decision) (past uint8, ok bool) {
 	r := p.route(c.Route)
-	if r == nil || d.Action != ActionSteer {
-		return false
+	if r == nil {
+		return 0, false
 	}
 	ch, known := r.chain(c.Arm)
-	return known && int(d.Pos)+1 < len(ch)
+	if !known {
+		return 0, false
+	}
+	pos := int(d.Pos)
+	switch {
+	case d.Action == ActionLeave && d.Reason == ReasonLegacy:
+		pos = p.firstServing(ch)
+	case d.Action != ActionSteer:
+		return 0, false
+	}
+	return uint8(pos + 1), pos+1 < len(ch) && pos >= int(c.Past)
 }
 
 // Serving is the pool to which Envoy sends a request that is left to it: the first
@@ -198,7 +218,8 @@ func leave(arm PoolID, why Reason) Decision {
 // Envoy's own balancer knows nothing of our weights, so every endpoint of the
 // chain counts, also those of weight 0, but not those that drain, which Envoy
 // knows of. Nor does it know of servers that told callers to stay away: where all
-// of a pool have, the request is moved along the chain.
+// of a pool have, the request is moved along the chain, as it is where admission
+// did not let it into that pool.
 func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 	if c.Generates {
 		ch, known := r.chain(c.Arm) // all chains of a route have the same pools
@@ -209,8 +230,11 @@ func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 			return leave(c.Arm, ReasonLegacy)
 		}
 		pos := p.firstServing(ch) // to which Envoy would send it
-		if pos < len(ch) && p.pools[ch[pos]].closed && p.choose(&d, ch, max(pos+1, int(c.Past)), w) {
-			return d
+		if pos == len(ch) || !p.pools[ch[pos]].closed && int(c.Past) <= pos {
+			return leave(c.Arm, ReasonLegacy)
+		}
+		if p.choose(&d, ch, max(pos+1, int(c.Past)), w) {
+			return passed(d, c.Past)
 		}
 	}
 	return leave(c.Arm, ReasonLegacy)

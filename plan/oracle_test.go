@@ -75,14 +75,15 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownArm}
 	}
 
+	from := int(c.Past)
 	if legacy {
 		// Envoy sends it to the first pool that serves. Only if all of that are
-		// closed it is passed by.
+		// closed it is passed by, or if admission said so.
 		first := slices.IndexFunc(chain, func(name string) bool { return oracleServes(in, name) })
-		if first < 0 || !oracleClosed(in, chain[first]) {
+		if first < 0 || !oracleClosed(in, chain[first]) && int(c.Past) <= first {
 			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 		}
-		c.Past = max(uint8(first+1), c.Past)
+		from = max(first+1, from)
 	}
 	firstAlive := -1
 	sticky := r.Affinity == fleet.AffinitySession && c.Session != 0
@@ -100,8 +101,11 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 				free = append(free, i)
 			}
 		}
-		if len(free) > 0 && pos >= int(c.Past) {
+		if len(free) > 0 && pos >= from {
 			out := oracleSteer(in, chain, pos, c)
+			if c.Past > 0 && out.moved {
+				out.reason = ReasonNotAdmitted
+			}
 			oracleAllow(&out, in, name, c, counts, sticky, able, free)
 			return out
 		}

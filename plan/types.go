@@ -235,13 +235,14 @@ const (
 	ReasonNoRoom                         // refused: no endpoint's KV cache has room now; Decision.Fits is what has
 	ReasonUnread                         // refused before a decision: nobody could read the body; see RouteInput.RefuseUnread
 	ReasonNeverFits                      // refused: more than the whole of any endpoint's KV cache; Decision.Fits is what fits
+	ReasonNotAdmitted                    // moved: admission let it into none of the pools before; see Class.Past
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
 	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity", "zone_spill",
-	"oversize", "no_room", "unread", "never_fits",
+	"oversize", "no_room", "unread", "never_fits", "not_admitted",
 }
 
 func (r Reason) String() string {

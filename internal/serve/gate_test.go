@@ -67,20 +67,21 @@ func TestAdmissionIsToldWhatEndpointsCanHold(t *testing.T) {
 	views := s.poolViews(time.Now(), []plan.PoolInput{
 		{Name: "h100", Endpoints: []plan.EndpointInput{
 			endpoint(1, func(e *plan.EndpointInput) { e.Risk, e.InFlight = 0.25, 3 }),
-			endpoint(2, func(e *plan.EndpointInput) { e.Closed, e.InFlight = true, 2 }),
+			endpoint(2, func(e *plan.EndpointInput) { e.Closed, e.InFlight, e.Risk = true, 2, 0.1 }),
 			endpoint(3, func(e *plan.EndpointInput) { e.State, e.InFlight = fleet.StateDraining, 4 }),
-			endpoint(4, func(e *plan.EndpointInput) { e.Weight = 0 }),
+			endpoint(4, func(e *plan.EndpointInput) { e.Weight, e.InFlight = 0, 8 }),
 			endpoint(5, func(e *plan.EndpointInput) { e.MaxInFlight = 20; e.Risk = 0.5 }),
 		}},
 		{Name: "empty"},
-		{Name: "drains", Endpoints: []plan.EndpointInput{endpoint(6, func(e *plan.EndpointInput) { e.State = fleet.StateDraining })}},
+		{Name: "drains", Endpoints: []plan.EndpointInput{endpoint(6, func(e *plan.EndpointInput) { e.State, e.InFlight = fleet.StateDraining, 5 })}},
 		{Name: "closed", Endpoints: []plan.EndpointInput{
 			endpoint(7, func(e *plan.EndpointInput) { e.Closed, e.Weight = true, 0 }),
 			endpoint(8, func(e *plan.EndpointInput) { e.State = fleet.StateDraining }),
 		}},
 	})
-	if got := views[0]; got.Name != "h100" || got.Limit != 10*0.75+20*0.5 || got.InFlight != 9 || got.Places != 40 || got.Reopens != 0 {
-		t.Errorf("told %+v; want a limit of 17.5, 9 in flight and 40 places", got)
+	want := admission.PoolView{Name: "h100", Limit: 10*0.75 + 10*0.9 + 20*0.5, Closed: 10 * 0.9, InFlight: 17, Elsewhere: 14, Places: 40 + 6}
+	if got := views[0]; got != want {
+		t.Errorf("told %+v; want %+v", got, want)
 	}
 	if got := views[1]; got != (admission.PoolView{Name: "empty", Places: admission.Unbounded}) {
 		t.Errorf("told %+v of a pool without endpoints", got)
@@ -93,16 +94,16 @@ func TestAdmissionIsToldWhatEndpointsCanHold(t *testing.T) {
 func TestClosedEndpointsAreNoRoom(t *testing.T) {
 	s := newViewed(t, twoServers())
 	now := time.Now()
-	tell := func(at time.Time, limit float64, places int, reopens time.Duration) {
+	tell := func(at time.Time, closed float64, places int, reopens time.Duration) {
 		t.Helper()
 		s.step(at)
 		got := s.views[0]
-		if math.Abs(got.Limit-limit) > 1e-9 || got.Places != places || got.Reopens != reopens {
-			t.Errorf("%v later admission is told %+v; want a limit of %v, %d places and %v until one opens", at.Sub(now), got, limit, places, reopens)
+		if math.Abs(got.Closed-closed) > 1e-9 || got.Places != places || got.Reopens != reopens {
+			t.Errorf("%v later admission is told %+v; want %v of it closed, %d places and %v until one opens", at.Sub(now), got, closed, places, reopens)
 		}
 	}
 	s.step(now)
-	tell(now, s.views[0].Limit, 128, 0)
+	tell(now, 0, 128, 0)
 	one := s.views[0].Limit / 2
 	if one <= 0 {
 		t.Fatalf("%+v", s.views[0])
@@ -113,11 +114,14 @@ func TestClosedEndpointsAreNoRoom(t *testing.T) {
 	tell(now.Add(2*time.Second), one, 64, 0)
 	s.answers(1, 429, 5*time.Second, now)
 	// Who comes back when told must find it open, though both were closed for less.
-	tell(now.Add(2*time.Second), 0, 0, 3*time.Second)
+	tell(now.Add(2*time.Second), 2*one, 0, 3*time.Second)
 	s.answers(1, 429, 30*time.Second, now)
-	tell(now.Add(2*time.Second), 0, 0, 8*time.Second)
+	tell(now.Add(2*time.Second), 2*one, 0, 8*time.Second)
 	tell(now.Add(10*time.Second), one, 64, 0)
-	tell(now.Add(30*time.Second), 2*one, 128, 0)
+	tell(now.Add(30*time.Second), 0, 128, 0)
+	if got := s.views[0].Limit; math.Abs(got-2*one) > 1e-9 {
+		t.Errorf("a limit of %v; want it as before, %v", got, 2*one)
+	}
 }
 
 // TestOnlyPoolsThatWantItHaveLearnedLimits: the others keep the config's, whatever

@@ -414,28 +414,52 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 
 // poolViews is what admission is told: what each pool can well hold, which is
 // Σ limit · (1 − risk) over the endpoints that take requests, and what it holds.
+// Work on endpoints that take no more is no work of the others: it stands on both
+// sides.
 func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.PoolView {
 	out := make([]admission.PoolView, len(pools))
 	for i := range pools {
 		out[i].Name = pools[i].Name
 		out[i].Reopens = s.reopens(now, &pools[i])
-		serving := false
-		for k := range pools[i].Endpoints {
-			e := &pools[i].Endpoints[k]
-			out[i].InFlight += int(e.InFlight)
-			serving = serving || e.State != fleet.StateDraining
-			if !e.Closed && e.State != fleet.StateDraining { // Envoy's own balancing uses those of weight 0 too
-				out[i].Places = addPlaces(out[i].Places, e.MaxInFlight)
-			}
-			if e.Weight > 0 && !e.Closed && e.State != fleet.StateDraining {
-				out[i].Limit += float64(e.MaxInFlight) * (1 - float64(e.Risk))
-			}
-		}
-		if !serving { // Envoy goes on to the next pool by itself
-			out[i].Places = admission.Unbounded
-		}
+		viewEndpoints(&out[i], pools[i].Endpoints)
 	}
 	return out
+}
+
+// viewEndpoints sums up the endpoints of a pool.
+func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput) {
+	serving, open, left := false, false, 0
+	for k := range endpoints {
+		e := &endpoints[k]
+		out.InFlight += int(e.InFlight)
+		drains := e.State == fleet.StateDraining
+		serving = serving || !drains
+		if drains || e.Closed {
+			left += int(e.InFlight)
+		} else { // Envoy's own balancing uses those of weight 0 too
+			open, out.Places = true, addPlaces(out.Places, e.MaxInFlight)
+		}
+		if drains || e.Closed || e.Weight == 0 {
+			out.Elsewhere += int(e.InFlight)
+		}
+		if drains || e.Weight == 0 {
+			continue
+		}
+		holds := float64(e.MaxInFlight) * (1 - float64(e.Risk))
+		out.Limit += holds
+		if e.Closed {
+			out.Closed += holds
+		}
+	}
+	if out.Limit == 0 {
+		out.Elsewhere = 0 // there are no others
+	}
+	switch {
+	case !serving: // Envoy goes on to the next pool by itself
+		out.Places = admission.Unbounded
+	case open && out.Places != admission.Unbounded:
+		out.Places += left
+	}
 }
 
 // addPlaces adds the limit of an endpoint, of which 0 is none.
