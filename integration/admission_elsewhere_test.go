@@ -1,0 +1,163 @@
+package integration
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/envoytest"
+)
+
+// together posts n requests at a time, each of another client, and returns how many
+// were answered with each status by the time that all have an answer or stay inside
+// one of the servers.
+func (s *served) together(t *testing.T, n int, servers ...*modelServer) (statuses map[int]int, inside []int64, wait func()) {
+	t.Helper()
+	var mu sync.Mutex
+	var parts sync.WaitGroup
+	statuses = map[int]int{}
+	before := int64(0)
+	for _, m := range servers {
+		before += m.inside.Load()
+	}
+	for i := range n {
+		parts.Go(func() {
+			a, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", fmt.Sprint("Bearer ", i))
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			statuses[a.status]++
+		})
+	}
+	envoytest.Eventually(t, "every request inside or answered", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		sum := -before
+		inside = inside[:0]
+		for _, m := range servers {
+			inside = append(inside, m.inside.Load())
+			sum += m.inside.Load()
+		}
+		for _, k := range statuses {
+			sum += int64(k)
+		}
+		return sum == int64(n)
+	})
+	return statuses, inside, parts.Wait
+}
+
+// TestWorkOnADrainingServerTakesNobodysPlace: two answers still run on the server
+// that drains, and the other one, of two places as well, serves as before.
+func TestWorkOnADrainingServerTakesNobodysPlace(t *testing.T) {
+	for _, strategy := range []string{"dynamic", "legacy"} {
+		t.Run(strategy, func(t *testing.T) {
+			first, second := newModelServer(t), newModelServer(t)
+			config := func(drain bool) string {
+				return fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 2, endpoints: [ { name: first, address: %q, drain: %v }, { name: second, address: %q, drain: %v } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: %s, pool: a }
+`, first.addr(), drain, second.addr(), !drain, strategy)
+			}
+			s := startServed(t, config(false))
+			release := make(chan struct{})
+			first.answerWith(holding(release))
+			_, inside, wait := s.together(t, 2, first)
+			if inside[0] != 2 {
+				t.Fatalf("%d inside the first server", inside[0])
+			}
+			s.write(t, "", strings.Replace(config(true), "LISTEN", s.listen, 1))
+			envoytest.Eventually(t, "requests on the second server", func() bool {
+				s.postOnce(t, chatPath, `{"max_tokens":4}`)
+				return second.count.Load() > 0
+			})
+			for i := range 20 {
+				if a := s.postOnce(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusOK {
+					t.Errorf("request %d: status %d: %s", i, a.status, a.body)
+				}
+			}
+			if n := first.inside.Load(); n != 2 {
+				t.Errorf("%d still run on the server that drains", n)
+			}
+			close(release)
+			wait()
+		})
+	}
+}
+
+// TestReopenedPoolsServeAtOnce: a pool of 64 places was closed for 6 seconds by a
+// single answer.
+func TestReopenedPoolsServeAtOnce(t *testing.T) {
+	m := newModelServer(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ { name: gpu, address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`, m.addr()))
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("retry-after", "6")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	if a := s.post(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusTooManyRequests {
+		t.Fatalf("status %d", a.status)
+	}
+	release := make(chan struct{})
+	m.answerWith(holding(release))
+	closed := func() bool { return s.endpoint(t, "gpu").Closed }
+	envoytest.Eventually(t, "the server closed", closed)
+	if a := s.postOnce(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusTooManyRequests || m.inside.Load() != 0 {
+		t.Errorf("status %d of a pool that is closed, %d inside", a.status, m.inside.Load())
+	}
+	envoytest.Eventually(t, "the server open", func() bool { return !closed() })
+	pause(t.Context(), 200*time.Millisecond) // a few plans
+	statuses, inside, wait := s.together(t, 60, m)
+	if inside[0] != 60 {
+		t.Errorf("%d of 60 inside, the others got %v", inside[0], statuses)
+	}
+	close(release)
+	wait()
+}
+
+// TestLegacyRequestsGoOnAlongTheChain, beside a first pool of two places that is
+// dead, or full.
+func TestLegacyRequestsGoOnAlongTheChain(t *testing.T) {
+	for _, dead := range []bool{true, false} {
+		for _, strategy := range []string{"legacy", "dynamic"} {
+			t.Run(fmt.Sprintf("%s, dead %v", strategy, dead), func(t *testing.T) {
+				first, second := newModelServer(t), newModelServer(t)
+				release := make(chan struct{})
+				first.answerWith(holding(release))
+				second.answerWith(holding(release))
+				s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 2, endpoints: [ { address: %q } ] }
+  - { name: b, maxInFlight: 50, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: %s, pool: a, fallback: [ { pool: b } ] }
+`, first.addr(), second.addr(), strategy))
+				want := []int64{2, 18}
+				if dead {
+					first.Listener.Close()
+					first.CloseClientConnections()
+					want = []int64{0, 20}
+				}
+				statuses, inside, wait := s.together(t, 20, first, second)
+				if inside[0] != want[0] || inside[1] != want[1] {
+					t.Errorf("%v inside the pools, the others got %v; want %v", inside, statuses, want)
+				}
+				close(release)
+				wait()
+			})
+		}
+	}
+}
