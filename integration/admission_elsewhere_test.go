@@ -11,10 +11,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
-// together posts n requests at a time, each of another client, and returns how many
+// together posts n requests of some clients at a time, and returns how many
 // were answered with each status by the time that all have an answer or stay inside
 // one of the servers.
-func (s *served) together(t *testing.T, n int, servers ...*modelServer) (statuses map[int]int, inside []int64, wait func()) {
+func (s *served) together(t *testing.T, n, clients int, servers ...*modelServer) (statuses map[int]int, inside []int64, wait func()) {
 	t.Helper()
 	var mu sync.Mutex
 	var parts sync.WaitGroup
@@ -25,7 +25,7 @@ func (s *served) together(t *testing.T, n int, servers ...*modelServer) (statuse
 	}
 	for i := range n {
 		parts.Go(func() {
-			a, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", fmt.Sprint("Bearer ", i))
+			a, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", fmt.Sprint("Bearer ", i%clients))
 			if err != nil {
 				t.Error(err)
 			}
@@ -69,7 +69,7 @@ routes:
 			s := startServed(t, config(false))
 			release := make(chan struct{})
 			first.answerWith(holding(release))
-			_, inside, wait := s.together(t, 2, first)
+			_, inside, wait := s.together(t, 2, 2, first)
 			if inside[0] != 2 {
 				t.Fatalf("%d inside the first server", inside[0])
 			}
@@ -119,7 +119,7 @@ routes:
 	}
 	envoytest.Eventually(t, "the server open", func() bool { return !closed() })
 	pause(t.Context(), 200*time.Millisecond) // a few plans
-	statuses, inside, wait := s.together(t, 60, m)
+	statuses, inside, wait := s.together(t, 60, 2, m)
 	if inside[0] != 60 {
 		t.Errorf("%d of 60 inside, the others got %v", inside[0], statuses)
 	}
@@ -151,7 +151,7 @@ routes:
 					first.CloseClientConnections()
 					want = []int64{0, 20}
 				}
-				statuses, inside, wait := s.together(t, 20, first, second)
+				statuses, inside, wait := s.together(t, 20, 20, first, second)
 				if inside[0] != want[0] || inside[1] != want[1] {
 					t.Errorf("%v inside the pools, the others got %v; want %v", inside, statuses, want)
 				}
