@@ -164,7 +164,8 @@ func (t *claims) revive(c *claim) bool {
 	return true
 }
 
-// extend gives claims that no log entry told of the leases of a blind gate.
+// extend gives claims that no log entry told of the leases that count where none
+// may come.
 func (t *claims) extend() {
 	for i := range t.shards {
 		s := &t.shards[i]
@@ -178,14 +179,14 @@ func (t *claims) extend() {
 	}
 }
 
-// shorten lets the claims of an Envoy end then at the latest.
-func (t *claims) shorten(node string, until time.Duration) {
+// shorten lets the claims of an Envoy end at that time at the latest.
+func (t *claims) shorten(node string, until func(*claim) time.Duration) {
 	for i := range t.shards {
 		s := &t.shards[i]
 		s.mu.Lock()
 		for at := range s.list {
 			if c := &s.list[at]; c.id != "" && c.node == node && !c.lapsed {
-				c.until = min(c.until, until)
+				c.until = min(c.until, until(c))
 			}
 		}
 		s.mu.Unlock()

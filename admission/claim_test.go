@@ -326,7 +326,7 @@ func TestBlindGateKeepsRequestsForAsLongAsTheirLevelTakes(t *testing.T) {
 		want  time.Duration
 	}{{0, unconfirmedLease}, {3, 255 * perToken}, {7, lease}} {
 		w := newWorld(config(), 1000, nil)
-		w.SetBlind(true)
+		w.SetBlind(true, row.level == 3) // some suffice: nobody knows whose request it is
 		a := w.ask("a")
 		a.Level = row.level
 		w.Admit(&a)
@@ -347,10 +347,46 @@ func TestGateThatGoesBlindKeepsWhatNothingConfirmed(t *testing.T) {
 	w.Admit(&b)
 	w.Apply(fleet.Outcome{Kind: fleet.AttemptEnded, ID: b.ID, Attempt: 1, At: w.clock.now()})
 	w.tick(time.Second)
-	w.SetBlind(true)
+	w.SetBlind(true, true)
 	w.tick(2 * time.Second)
 	if got := counted(t, w.Gate); got != 1 {
 		t.Errorf("%d in flight; want the one that no entry told of", got)
+	}
+}
+
+// TestLeasesPassForEndsOnlyWhereNoLogComesAtAll: while others tell when requests
+// end, those of a silent sidecar teach nothing.
+func TestLeasesPassForEndsOnlyWhereNoLogComesAtAll(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		w := newWorld(config(), 1000, nil)
+		w.SetBlind(true, all)
+		a := w.ask("a")
+		w.Admit(&a)
+		w.tick(lease)
+		if got := w.settings.Load().pools["p"].levels[a.Level].events; (got > 0) != all || counted(t, w.Gate) != 0 {
+			t.Errorf("no log at all %v: %v ends, %d in flight", all, got, counted(t, w.Gate))
+		}
+	}
+}
+
+// TestRequestsOfASilentSidecarCountForTheirUsualTime, where that is longer than
+// the time in which its log would be back.
+func TestRequestsOfASilentSidecarCountForTheirUsualTime(t *testing.T) {
+	w := newWorld(config(), 1000, nil)
+	short, long := w.ask("a"), w.ask("a")
+	long.Level = 7
+	for _, a := range []*Ask{&short, &long} {
+		w.Admit(a)
+		w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+	}
+	w.NodeGone("n")
+	w.tick(nodeGrace)
+	if got := counted(t, w.Gate); got != 1 {
+		t.Errorf("%d in flight after the grace; want the long one", got)
+	}
+	w.tick(lease - nodeGrace)
+	if got := counted(t, w.Gate); got != 0 {
+		t.Errorf("%d in flight after every lease", got)
 	}
 }
 

@@ -35,7 +35,8 @@ type Gate struct {
 	now      func() time.Time
 	epoch    time.Time
 	settings atomic.Pointer[settings]
-	blind    atomic.Bool
+	blind    atomic.Bool // nobody's log arrives
+	patchy   atomic.Bool // somebody's doesn't
 	clients  clients
 	claims   claims
 	count    counters
@@ -81,12 +82,14 @@ func (g *Gate) Reconfigure(cfg *fleet.Config) {
 	g.settings.Store(compile(cfg, g.settings.Load()))
 }
 
-// SetBlind says whether no access log arrives from anybody. Then nothing confirms
-// or ends requests, and those that are admitted count for as long as requests of
+// SetBlind says whether the access log of some Envoy, or of all, does not arrive.
+// Then nothing confirms or ends requests of that Envoy, which can't be told from
+// the others' before, and those that are admitted count for as long as requests of
 // their level usually take, 2 s … 25 s, instead of 2 s; so do those before that
 // nothing has confirmed.
-func (g *Gate) SetBlind(blind bool) {
-	if !g.blind.Swap(blind) && blind {
+func (g *Gate) SetBlind(some, all bool) {
+	g.blind.Store(all)
+	if some = some || all; !g.patchy.Swap(some) && some {
 		g.claims.extend()
 	}
 }
@@ -249,7 +252,7 @@ func (g *Gate) settle(t Ticket, used fleet.Tokens) {
 // exact; others are counted by pool and level until they have probably ended.
 func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	until, blindUntil := b.now+unconfirmedLease, b.now+b.pool.levels[b.ask.Level].lease()
-	if g.blind.Load() {
+	if g.patchy.Load() {
 		until = blindUntil
 	}
 	if b.ask.ID != "" {
@@ -420,12 +423,19 @@ func failed(o *fleet.Outcome) bool {
 	return o.Code >= 400 || o.Code == 0 && o.Cause != fleet.CauseClientGone
 }
 
-// NodeGone says that the last log stream of an Envoy has ended: its requests end
-// after 12 s unless it shows them again.
-func (g *Gate) NodeGone(node string) { g.claims.shorten(node, g.since(time.Time{})+nodeGrace) }
+// NodeGone says that the last log stream of an Envoy has ended. It may go on
+// serving unseen: its requests end after 12 s, and after the time that they usually
+// take, unless it shows them again.
+func (g *Gate) NodeGone(node string) {
+	at := g.since(time.Time{}) + nodeGrace
+	g.claims.shorten(node, func(c *claim) time.Duration { return max(at, c.blindUntil) })
+}
 
 // NodeDead says that an Envoy is gone altogether: its requests end after 0.5 s.
-func (g *Gate) NodeDead(node string) { g.claims.shorten(node, g.since(time.Time{})+deadGrace) }
+func (g *Gate) NodeDead(node string) {
+	at := g.since(time.Time{}) + deadGrace
+	g.claims.shorten(node, func(*claim) time.Duration { return at })
+}
 
 // arrive notes that a request of the client came, and whether it was told to. The
 // client is locked.

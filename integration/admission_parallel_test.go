@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
@@ -252,51 +253,68 @@ func checkTokens(t *testing.T, admitted []answered, limit, cost int64) {
 
 // TestPlacesStayTakenWhileTheLogIsAway: for as long as requests of their level
 // take, not only for the two seconds in which a log that arrives would confirm
-// them.
+// them. The log of a second sidecar may arrive.
 func TestPlacesStayTakenWhileTheLogIsAway(t *testing.T) {
 	for _, w := range []way{
 		{name: "a server's limit", pool: "maxInFlight: 5"},
 		{name: "a client's concurrency", pool: "maxInFlight: 4096", limits: "limits:\n  - { name: clients, concurrency: 5 }\n"},
 	} {
-		t.Run(w.name, func(t *testing.T) {
-			m := newModelServer(t)
-			release := make(chan struct{})
-			m.answerWith(holding(release))
-			p := newPlace(t, twoDialects(t, m, w.pool, w.limits))
-			p.serve(t)
-			socket := p.config.Serve.AccessLog.Path
-			if err := os.Rename(socket, socket+".away"); err != nil {
-				t.Fatal(err)
-			}
-			e, listen := p.sidecar(t)
-			waitExtProc(e)
-			with := wide(t)
-			path, _ := dialectPath(0)
-			var parts sync.WaitGroup
-			post := func() answer {
-				a, err := ask(t.Context(), with, "http://"+listen+path, `{"max_tokens":2000,"messages":[]}`, false, "authorization", "Bearer a")
-				if err != nil {
-					t.Error(err)
-				}
-				return a
-			}
-			for range 5 {
-				parts.Go(func() { post() })
-			}
-			envoytest.Eventually(t, "five inside", func() bool { return m.inside.Load() == 5 })
-			pause(t.Context(), 4*time.Second)
-			late := make(chan answer, 1)
-			parts.Go(func() { late <- post() })
-			select {
-			case a := <-late:
-				if a.status != http.StatusTooManyRequests {
-					t.Errorf("status %d beside five that run; want 429", a.status)
-				}
-			case <-time.After(10 * time.Second):
-				t.Errorf("a sixth is inside, of %d", m.inside.Load())
-			}
-			close(release)
-			parts.Wait()
-		})
+		for _, beside := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, another log arrives %v", w.name, beside), func(t *testing.T) { placesStay(t, w, beside) })
+		}
 	}
+}
+
+func placesStay(t *testing.T, w way, beside bool) {
+	m := newModelServer(t)
+	release := make(chan struct{})
+	held := holding(release)
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("x-short") == "" {
+			held.ServeHTTP(w, r)
+		}
+	}))
+	p := newPlace(t, twoDialects(t, m, w.pool, w.limits))
+	p.serve(t)
+	path, _ := dialectPath(0)
+	with := wide(t)
+	post := func(listen string, headers ...string) answer {
+		a, err := ask(t.Context(), with, "http://"+listen+path, `{"max_tokens":2000,"messages":[]}`, false, append(headers, "authorization", "Bearer a")...)
+		if err != nil {
+			t.Error(err)
+		}
+		return a
+	}
+	if beside {
+		e, listen := p.sidecar(t)
+		waitExtProc(e)
+		if a := post(listen, "x-short", "1"); a.status != http.StatusOK {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		e.WaitStat("cluster."+wire.ClusterAccessLog+".upstream_rq_active", func(n int64) bool { return n > 0 })
+	}
+	socket := p.config.Serve.AccessLog.Path
+	if err := os.Rename(socket, socket+".away"); err != nil {
+		t.Fatal(err)
+	}
+	e, listen := p.sidecar(t)
+	waitExtProc(e)
+	var parts sync.WaitGroup
+	for range 5 {
+		parts.Go(func() { post(listen) })
+	}
+	envoytest.Eventually(t, "five inside", func() bool { return m.inside.Load() == 5 })
+	pause(t.Context(), 4*time.Second)
+	late := make(chan answer, 1)
+	parts.Go(func() { late <- post(listen) })
+	select {
+	case a := <-late:
+		if a.status != http.StatusTooManyRequests {
+			t.Errorf("status %d beside five that run; want 429", a.status)
+		}
+	case <-time.After(10 * time.Second):
+		t.Errorf("a sixth is inside, of %d", m.inside.Load())
+	}
+	close(release)
+	parts.Wait()
 }

@@ -18,14 +18,14 @@ import (
 const (
 	// ProvisionalLease is how long an attempt counts that was decided but that
 	// no log entry confirmed. Short, so that entries lost on their way don't make
-	// endpoints look full. While no log arrives at all it is the least; see
+	// endpoints look full. While some Envoy's log doesn't arrive it is the least; see
 	// Ledger.SetBlind.
 	ProvisionalLease = 2 * time.Second
 	// Lease is how long a confirmed attempt counts after its last sign of life:
 	// two heartbeats and a half.
 	Lease = 25 * time.Second
 	// NodeGrace is how long the attempts of an Envoy whose log streams have all
-	// ended still count: longer than the heartbeat's interval, so that an Envoy
+	// ended still count at least: longer than the heartbeat's interval, so that an Envoy
 	// that only lost its connection renews them in time.
 	NodeGrace = 12 * time.Second
 	// DeadGrace is how long the attempts of an Envoy count that is known to be
@@ -260,11 +260,11 @@ func (l *Ledger) Cancel(id string) {
 	}
 }
 
-// SetBlind says whether the access log of no Envoy at all arrives. Then nothing
-// will confirm a reservation, and ProvisionalLease would let endpoints look empty
-// while they work: reservations, those that stand included, count for the time
-// that their request is expected to take. When the log is back they keep it;
-// heartbeats and ends correct it.
+// SetBlind says whether the access log of some Envoy doesn't arrive. Then nothing
+// will confirm its reservations, which can't be told from others before, and
+// ProvisionalLease would let endpoints look empty while they work: reservations,
+// those that stand included, count for the time that their request is expected to
+// take. When the log is back they keep it; heartbeats and ends correct it.
 func (l *Ledger) SetBlind(blind bool) {
 	if l.blind.Swap(blind) || !blind {
 		return
@@ -378,19 +378,30 @@ func (l *Ledger) stop(s *shard, r *record) {
 	}
 }
 
-// NodeGone says that the last log stream of an Envoy has ended: its attempts
-// end after NodeGrace unless it shows them again.
-func (l *Ledger) NodeGone(node string) { l.shorten(node, NodeGrace) }
+// NodeGone says that the last log stream of an Envoy has ended. It may go on
+// serving unseen: its attempts end after NodeGrace, and after the time that they
+// were expected to take, unless it shows them again.
+func (l *Ledger) NodeGone(node string) {
+	at := l.now().Add(NodeGrace)
+	l.shorten(node, func(r *record) time.Time {
+		if at.Before(r.blindUntil) {
+			return r.blindUntil
+		}
+		return at
+	})
+}
 
 // NodeDead says that an Envoy is gone altogether: its attempts end after
 // DeadGrace. Should it only have been cut off, its heartbeats bring them back.
-func (l *Ledger) NodeDead(node string) { l.shorten(node, DeadGrace) }
+func (l *Ledger) NodeDead(node string) {
+	at := l.now().Add(DeadGrace)
+	l.shorten(node, func(*record) time.Time { return at })
+}
 
-// shorten lets the running attempts of an Envoy end after grace at the latest.
-func (l *Ledger) shorten(node string, grace time.Duration) {
-	limit := l.now().Add(grace)
+// shorten lets the running attempts of an Envoy end at that time at the latest.
+func (l *Ledger) shorten(node string, until func(*record) time.Time) {
 	l.each(func(s *shard, r *record) {
-		if r.node == node && r.until.After(limit) {
+		if limit := until(r); r.node == node && r.until.After(limit) {
 			s.lease(r, limit)
 		}
 	})

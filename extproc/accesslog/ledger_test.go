@@ -179,6 +179,27 @@ func TestKilledEnvoyLosesItsLeasesAfterTheGrace(t *testing.T) {
 	s.expect("after the grace", 0, 1, 0)
 }
 
+// TestSilentEnvoysAttemptsCountForTheTimeExpected, where that is longer than the
+// grace; a dead one's don't.
+func TestSilentEnvoysAttemptsCountForTheTimeExpected(t *testing.T) {
+	for _, dead := range []bool{false, true} {
+		s := newScript(t)
+		s.Reserve("1718924567123-007-0001", a, 0, 20*time.Second, s.now)
+		s.say(fleet.AttemptStarted, 1, a)
+		s.NodeGone("edge-1")
+		if dead {
+			s.NodeDead("edge-1")
+			s.wait(DeadGrace)
+			s.expect("dead", 0, 0, 0)
+			continue
+		}
+		s.wait(20*time.Second - time.Millisecond)
+		s.expect("before its time is over", 1, 0, 0)
+		s.wait(time.Millisecond)
+		s.expect("after", 0, 0, 0)
+	}
+}
+
 func TestReconnectedEnvoyKeepsItsLeases(t *testing.T) {
 	s := newScript(t)
 	s.say(fleet.AttemptStarted, 1, a)

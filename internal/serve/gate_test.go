@@ -225,15 +225,16 @@ func TestWithoutAnyLogRequestsCountForTheirTime(t *testing.T) {
 	}
 }
 
-// TestRequestsOfSidecarsThatLeftEndInLedgerAndGate: after the grace of their logs,
-// or almost at once where nothing of them is left.
+// TestRequestsOfSidecarsThatLeftEndInLedgerAndGate: after the time that they usually
+// take, here longer than the grace of their logs, or almost at once where nothing of
+// them is left.
 func TestRequestsOfSidecarsThatLeftEndInLedgerAndGate(t *testing.T) {
 	for _, row := range []struct {
 		name        string
 		leave       func(*runs)
 		still, over time.Duration
 	}{
-		{"no log any more", func(r *runs) { r.logsEnded("n") }, 10 * time.Second, 20 * time.Second},
+		{"no log any more", func(r *runs) { r.logsEnded("n") }, 12 * time.Second, 26 * time.Second},
 		{"no stream any more, xDS last", func(r *runs) {
 			r.logsEnded("n")
 			r.observeXDS(xds.Event{Kind: xds.EventDisconnect, Node: "n"})

@@ -55,16 +55,17 @@ func (p *presence) logsBegan(node string) {
 	p.of(node).logs++
 }
 
-// anyLogs reports whether any sidecar's log comes here.
-func (p *presence) anyLogs() bool {
+// blind reports whether the log of some sidecar does not come here, or of all. (An
+// Envoy opens the stream with its first entry: one without traffic counts too.)
+func (p *presence) blind() (some, all bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	all = true
 	for _, n := range p.nodes {
-		if n.logs > 0 {
-			return true
-		}
+		some = some || n.logs == 0
+		all = all && n.logs == 0
 	}
-	return false
+	return some || all, all
 }
 
 // logsEnded is told of each log stream that ends; last is true when the sidecar

@@ -352,11 +352,11 @@ func (s *Server) step(now time.Time) {
 	if view == nil {
 		return
 	}
-	blind := !s.present.anyLogs()
-	s.ledger.SetBlind(blind)
+	some, all := s.present.blind()
+	s.ledger.SetBlind(some)
 	s.collector.step()
-	s.gate.SetBlind(blind)
-	s.held.SetBlind(blind)
+	s.gate.SetBlind(some, all)
+	s.held.SetBlind(all)
 	view.Plan, view.Compiled = p.Digest(), now
 	s.logChanges(s.view.Load(), view)
 	s.view.Store(view)

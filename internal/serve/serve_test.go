@@ -579,11 +579,25 @@ func TestASidecarIsDeadOnlyWhenAllItsStreamsEnded(t *testing.T) {
 		}
 	}
 	p.logsBegan("a") // a new stream, before the old one's end is told
-	if last, _ := p.logsEnded("a"); last || !p.anyLogs() {
+	if some, all := p.blind(); some || all {
+		t.Errorf("blind with all logs there: %v, %v", some, all)
+	}
+	p.xdsBegan("b")
+	if some, all := p.blind(); !some || all {
+		t.Errorf("one of two logs away: %v, %v", some, all)
+	}
+	if last, _ := p.logsEnded("a"); last {
 		t.Error("without logs while a stream is up")
 	}
-	if _, dead := p.logsEnded("a"); !dead || p.anyLogs() {
+	if _, dead := p.logsEnded("a"); !dead {
 		t.Error("alive without any stream")
+	}
+	if some, all := p.blind(); !some || !all {
+		t.Errorf("all logs away: %v, %v", some, all)
+	}
+	p.xdsEnded("b")
+	if some, all := p.blind(); !some || !all {
+		t.Errorf("nobody there: %v, %v", some, all)
 	}
 	p.logsBegan("static")
 	if _, dead := p.logsEnded("static"); dead {
