@@ -70,9 +70,9 @@ type client struct {
 type use struct {
 	limit string
 	live  int
-	// tail is the last slot that was given for the limit's concurrency, next that
-	// for its rates.
-	tail, next time.Duration
+	// tail is the last slot that was given for the limit's concurrency, laid the
+	// spacing of those that are outstanding; next is the last for its rates.
+	tail, laid, next time.Duration
 }
 
 // account is what a client has of one pool in one class. A client that asks in

@@ -105,14 +105,27 @@ func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 	level := &b.pool.levels[b.ask.Level]
 	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
 	from, patience := b.span()
+	u.shorten(from+retryFloor, spacing)
 	slot := max(from+retryFloor, u.tail) + spacing
 	wait := slot - b.now
 	if r.ShouldRetry = slot <= from+patience; r.ShouldRetry {
-		u.tail = slot
+		u.tail, u.laid = slot, max(u.laid, spacing)
 	} else { // for who comes back all the same
 		wait = min(wait, max(retryCap, from-b.now))
 	}
 	r.RetryAfter = whole(wait + spread(b.ask.Seed, spacing/4))
+}
+
+// shorten moves up the tail of slots from a time on that were laid with more than
+// twice the spacing, as before the first request has ended; see line.shorten.
+func (u *use) shorten(from, spacing time.Duration) {
+	switch ahead := u.tail - from; {
+	case ahead <= 0:
+		u.laid = 0
+	case 2*spacing < u.laid:
+		u.tail = from + time.Duration(float64(ahead)*float64(spacing)/float64(u.laid))
+		u.laid = spacing
+	}
 }
 
 // nextWindow gives a slot from the begin of the limit's next window on, at the

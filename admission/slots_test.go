@@ -425,3 +425,47 @@ func TestNoPlaceIsHeldForWhoDoesNotCome(t *testing.T) {
 		t.Fatalf("%+v %v after nobody came for the last place; want the hog to enter", v, grace)
 	}
 }
+
+// TestTurnsBehindOwnRequestsMoveUp: the first turns are laid by budgets, before any
+// request has ended; when they end thirty times as soon, nobody waits behind them.
+func TestTurnsBehindOwnRequestsMoveUp(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 2}), 100, nil)
+	running := []string{}
+	admit := func() bool {
+		a := w.ask("a")
+		v := w.Admit(&a)
+		if v.Admitted {
+			running = append(running, a.ID)
+		}
+		return v.Admitted
+	}
+	admit()
+	admit()
+	told := func() time.Duration {
+		a := w.ask("a")
+		v := w.Admit(&a)
+		if v.Admitted || v.Reason != ReasonConcurrency || !v.Refusal.ShouldRetry {
+			t.Fatalf("%+v", v)
+		}
+		return v.Refusal.RetryAfter
+	}
+	before := time.Duration(0)
+	for range 5 {
+		before = told()
+	}
+	for range 40 { // two at a time, of 200 ms each
+		w.tick(200 * time.Millisecond)
+		for _, id := range running {
+			w.end(id)
+		}
+		running = running[:0]
+		w.tick(0)
+		admit()
+		admit()
+	}
+	after := told()
+	t.Logf("told %v at first, %v after requests of 200 ms", before, after)
+	if after > 2*time.Second {
+		t.Errorf("told %v, of %v before, though requests take 200 ms", after, before)
+	}
+}
