@@ -442,9 +442,9 @@ func (g *Gate) NodeDead(node string) {
 func (c *client) arrive(b *bid) {
 	a := c.account(b.pool, b.class)
 	a.weight = b.weight
-	n := a.slots.n()
-	b.early = a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
-	if b.due = a.slots.n() < n; b.due {
+	var used bool
+	b.early, b.due, used = a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
+	if used {
 		a.used()
 	}
 }

@@ -23,7 +23,8 @@ type caller struct {
 	level    fleet.BurstLevel
 	hammers  bool // retries at once, whatever it is told
 	blind    bool // sleeps 50 ms, whatever it is told, and tells of no retries
-	waits    bool // returns as told until it enters, and tells of no retries
+	waits    bool // returns as told until it enters, and tells of no retries …
+	counts   bool // … or does tell
 	tries    int  // of each request, of which it makes one per open; 0 is without end
 	from     time.Duration
 	admitted int
@@ -68,8 +69,9 @@ type loop struct {
 	lives   []float64 // at ticks
 	shares  map[*caller]float64
 	since   time.Duration
-	exact   bool // requests take their mean time in flight
-	blind   bool // places may be kept for who was told to come
+	exact   bool            // requests take their mean time in flight
+	blind   bool            // places may be kept for who was told to come
+	told    []time.Duration // those that wait
 }
 
 func newLoop(t testing.TB, places int) *loop {
@@ -176,7 +178,14 @@ func (l *loop) handle(e event) {
 	case c.blind:
 		heap.Push(&l.queue, event{at: e.at + 50*time.Millisecond, of: c})
 	case c.waits:
-		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c})
+		if e.at >= l.since {
+			l.told = append(l.told, r.RetryAfter)
+		}
+		retry := 0
+		if c.counts {
+			retry = e.retry + 1
+		}
+		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c, retry: retry})
 	case c.hammers:
 		heap.Push(&l.queue, event{at: e.at + 40*time.Millisecond, of: c, retry: e.retry + 1})
 	case r.ShouldRetry && e.retry < 2:
@@ -452,6 +461,35 @@ func TestLoneClientWithManyParallelRequestsIsServedAtOnce(t *testing.T) {
 		t.Logf("%+v: the last ended after %v, %d gave up", row, lone.last-lone.from, lone.stopped)
 		if lone.last-lone.from > row.most || lone.ended != 40 || lone.stopped > 0 {
 			t.Errorf("%+v: %d ended, the last after %v, %d gave up; want 40 within %v", row, lone.ended, lone.last-lone.from, lone.stopped, row.most)
+		}
+	}
+}
+
+// TestManyWorkersOfOneClientAreNotTakenForEarly: each obeys, and says how often it
+// was sent away; what its siblings send first in the meantime is not its fault.
+func TestManyWorkersOfOneClientAreNotTakenForEarly(t *testing.T) {
+	for _, keys := range []int{1, 3} {
+		var longest [2]time.Duration
+		var ended [2]int
+		for i, counts := range []bool{false, true} {
+			l := newLoop(t, 16)
+			l.lasts = [fleet.BurstLevels]time.Duration{1: 100 * time.Millisecond}
+			l.blind = true
+			var callers []*caller
+			for k := range keys {
+				callers = append(callers, &caller{name: fmt.Sprint("client", k), open: 60 / keys, level: 1, waits: true, counts: counts, think: time.Millisecond})
+			}
+			l.run(callers, 3*time.Second, 20*time.Second)
+			slices.Sort(l.told)
+			longest[i] = l.told[len(l.told)*99/100]
+			for _, c := range callers {
+				ended[i] += c.ended
+			}
+			mean, _ := l.busy()
+			t.Logf("%d clients, counts %v: %d refusals, told %v at the median, %v at p99, %v at most; busy %.2f, %d ended", keys, counts, len(l.told), l.told[len(l.told)/2], longest[i], l.told[len(l.told)-1], mean, ended[i])
+		}
+		if longest[1] > 2*longest[0]+time.Second || ended[1]*10 < ended[0]*8 {
+			t.Errorf("%d clients: who tells of retries waits %v and has %d requests served; who doesn't, %v and %d", keys, longest[1], ended[1], longest[0], ended[0])
 		}
 	}
 }

@@ -37,6 +37,10 @@ type slots struct {
 
 	early   float64 // returns before their time, of late
 	earlyAt time.Duration
+	// lent is how many slots were used by requests that may have been others than
+	// those that were given them, the last one at lentAt.
+	lent   int
+	lentAt time.Duration
 }
 
 // slot is a time to come back.
@@ -75,29 +79,49 @@ func (s *slots) own() int { return s.n() - s.shared }
 func (s *slots) first() time.Duration { return s.due[0].at }
 
 // arrive notes that a request came, and reports whether it is one that was told
-// to come later.
-func (s *slots) arrive(now time.Duration, retry int, l *line) (early bool) {
+// to come later, and whether it came in a slot: used is true where that one is
+// outstanding no more since then.
+//
+// A first try that comes when a slot is due uses it: callers that don't say that
+// they return look like it. Where they do say so, it was another request, and the
+// one with the slot is still to come: it isn't early, though the next slot is later.
+func (s *slots) arrive(now time.Duration, retry int, l *line) (early, due, used bool) {
 	switch {
-	case s.n() == 0:
-		if retry > 0 {
-			l.others.Add(1)
-		}
-		return false
-	case now >= s.first():
+	case s.n() > 0 && now >= s.first():
 		s.use()
 		l.returned.Add(1)
-		return false
+		if retry == 0 {
+			s.lend(now)
+		}
+		return false, true, true
 	case retry == 0:
-		return false // it may well be another request
+		return false, false, false // it may well be another request
+	case s.owed(now):
+		s.lent--
+		return false, true, false
+	case s.n() == 0:
+		l.others.Add(1)
+		return false, false, false
 	}
 	s.early, s.earlyAt = s.earliness(now)+1, now
-	return true
+	return true, false, false
 }
+
+// lend notes that a slot went to a request that may not be the one it was given to.
+func (s *slots) lend(now time.Duration) {
+	if !s.owed(now) {
+		s.lent = 0
+	}
+	s.lent, s.lentAt = min(s.lent+1, keptSlots), now
+}
+
+// owed reports whether one with a slot that was lent may still come.
+func (s *slots) owed(now time.Duration) bool { return s.lent > 0 && now <= s.lentAt+abandoned }
 
 // premature reports whether a request that says how often it was tried before
 // comes earlier than it was told.
 func (s *slots) premature(now time.Duration, retry int) bool {
-	return retry > 0 && s.n() > 0 && now < s.first()
+	return retry > 0 && s.n() > 0 && now < s.first() && !s.owed(now)
 }
 
 // use takes the earliest slot away.
