@@ -287,7 +287,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 // lease is how long a request of the level counts that no log entry tells of,
 // where nobody tells of any.
 func (l *level) lease() time.Duration {
-	return min(max(time.Duration(l.expected.Load()), unconfirmedLease), lease)
+	return min(max(time.Duration(l.atMost.Load()), unconfirmedLease), lease)
 }
 
 // Cancel takes back an admission: the request is not going after all. Its claim

@@ -21,6 +21,14 @@ const (
 	// hope is how long an answer is hoped to take of which nothing is known: 40
 	// tokens, at perToken.
 	hope = time.Second
+	// Budgets are upper bounds, often far above what answers take: until one has
+	// ended, answers are taken for guessShare of their budgets, and for guessMost at
+	// most. A choice: refused callers wait as long beside idle servers if it is too
+	// long, and come once or twice in vain if it is too short.
+	guessShare = 0.25
+	guessMost  = 5 * time.Second
+	// slowest and fastest bound how far a pool's answers may be from perToken.
+	slowest, fastest = 4.0, 0.01
 	// looseSeconds is longer than any lease.
 	looseSeconds = 32
 )
@@ -31,8 +39,9 @@ type level struct {
 	live   atomic.Int64
 	budget atomic.Int64 // of live, while the pool is full
 	line   line
-	// expected is how long a request is in flight, ns.
-	expected atomic.Int64
+	// expected is how long a request is in flight, ns; atMost is the same with whole
+	// budgets where nothing is known, for those that nobody will tell the end of.
+	expected, atMost atomic.Int64
 
 	// Sums since the last step.
 	ended                    atomic.Int64
@@ -55,7 +64,7 @@ type level struct {
 
 func (l *level) init(of fleet.BurstLevel, limit float64) {
 	l.budget.Store(math.MaxInt64)
-	l.expected.Store(int64(time.Duration(of.UpperBudget()) * perToken))
+	l.expect(of, 1)
 	l.pace(0, limit)
 }
 
@@ -80,7 +89,7 @@ func (l *level) tokens(input, output fleet.Tokens) {
 }
 
 // step brings rates and means up to date.
-func (l *level) step(of fleet.BurstLevel, dt time.Duration) {
+func (l *level) step(dt time.Duration) {
 	if dt > 0 {
 		ended, live := float64(l.ended.Swap(0)), float64(l.live.Load())
 		keep := decay(dt, endsOver)
@@ -92,21 +101,64 @@ func (l *level) step(of fleet.BurstLevel, dt time.Duration) {
 		l.exposure = l.exposure*keep + live*dt.Seconds()
 	}
 	l.learn()
-	l.expected.Store(int64(l.inFlight(of)))
 }
 
-// inFlight is how long a request is in flight: all time in flight over the ends
-// in it, which counts requests that still run as well, so that the first to end,
-// the short ones, do not pass for all. The length of answers, at perToken, counts
-// as half an end.
-func (l *level) inFlight(of fleet.BurstLevel) time.Duration {
-	output := l.meanOutput
-	if output == 0 {
-		output = float64(of.UpperBudget())
+// expect finds how long a request is in flight: all time in flight over the ends in
+// it, which counts requests that still run as well, so that the first to end, the
+// short ones, do not pass for all. A guess counts as half an end. Times speed, that
+// guess is what other levels of the pool take.
+func (l *level) expect(of fleet.BurstLevel, speed float64) {
+	guess := l.guessed(of)
+	if speed != 1 {
+		guess *= speed
+	} else {
+		guess = min(guess, guessMost.Seconds())
 	}
-	guess := output * perToken.Seconds()
+	l.atMost.Store(nanoseconds((l.exposure + float64(l.output(of))*perToken.Seconds()/2) / (l.events + 0.5)))
 	seconds := (l.exposure + guess/2) / (l.events + 0.5)
-	return time.Duration(min(seconds, 24*time.Hour.Seconds()) * float64(time.Second))
+	// Before any has ended that is no estimate: they may all have begun at once, and
+	// end at once. They take twice as long as until now.
+	if live := float64(l.live.Load()); l.events < 1 {
+		seconds = min(seconds, max(guess, 2*l.exposure/max(1, live)))
+	}
+	l.expected.Store(nanoseconds(seconds))
+}
+
+// guessed is how long a request is in flight by its tokens, at perToken, in seconds.
+func (l *level) guessed(of fleet.BurstLevel) float64 {
+	seconds := l.output(of) * perToken.Seconds()
+	if !l.measured {
+		seconds *= guessShare
+	}
+	return seconds
+}
+
+// output is the mean length of an answer as far as it is known, else its budget.
+func (l *level) output(of fleet.BurstLevel) float64 {
+	if l.meanOutput == 0 {
+		return float64(of.UpperBudget())
+	}
+	return l.meanOutput
+}
+
+func nanoseconds(seconds float64) int64 {
+	return int64(min(seconds, 24*time.Hour.Seconds()) * float64(time.Second))
+}
+
+// speed is how many times as long as guessed requests of the pool are in flight, 1
+// before the first has ended.
+func (p *pool) speed() float64 {
+	took, guessed := 0.0, 0.0
+	for i := range p.levels {
+		if l := &p.levels[i]; l.events >= 1 {
+			took += l.exposure
+			guessed += l.events * l.guessed(fleet.BurstLevel(i))
+		}
+	}
+	if guessed == 0 {
+		return 1
+	}
+	return min(max(took/guessed, fastest), slowest)
 }
 
 // learn keeps the means of tokens: of requests that ended, and of the estimates
@@ -150,7 +202,7 @@ func (l *level) pace(now time.Duration, capacity float64) {
 // vain, once; budgets are often far above what answers take, and who is told the
 // time of a whole budget waits beside an idle pool.
 func (l *level) hopeful() time.Duration {
-	expected := time.Duration(l.expected.Load())
+	expected := time.Duration(l.atMost.Load())
 	if l.events >= 1 {
 		return expected
 	}

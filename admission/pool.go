@@ -196,7 +196,11 @@ func (p *pool) begin(step uint64, now time.Duration) {
 func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.endLoose(now)
 	for i := range p.levels {
-		p.levels[i].step(fleet.BurstLevel(i), dt)
+		p.levels[i].step(dt)
+	}
+	speed := p.speed()
+	for i := range p.levels {
+		p.levels[i].expect(fleet.BurstLevel(i), speed)
 	}
 	p.others.Store(p.queueing)
 	p.accounts.Store(int64(p.active))
