@@ -115,6 +115,15 @@ func (t *claims) take(id string) (claim, bool) {
 	return c, true
 }
 
+// confirmed reports whether a log entry told of a claim.
+func (t *claims) confirmed(id string) bool {
+	s := t.shardOf(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, there := s.byID[id]
+	return there && s.list[at].confirmed
+}
+
 // drop frees a place of a locked shard.
 func (t *claims) drop(s *claimShard, at int32) {
 	if s.list[at].lapsed {

@@ -302,6 +302,14 @@ func (g *Gate) Cancel(id string) {
 	}
 }
 
+// Drop is Cancel for a request that ended before anything came of it, unless a log
+// entry has told of it.
+func (g *Gate) Drop(id string) {
+	if !g.claims.confirmed(id) {
+		g.Cancel(id)
+	}
+}
+
 // leave takes the claim from its client.
 func (k *claim) leave() {
 	k.client.mu.Lock()

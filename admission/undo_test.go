@@ -338,3 +338,18 @@ func TestSidecarsThatLeftTakeTheirRequestsAlong(t *testing.T) {
 		}
 	}
 }
+
+// TestDropEndsWhatNothingToldOf, and nothing that runs.
+func TestDropEndsWhatNothingToldOf(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	a, b := w.ask("a"), w.ask("a")
+	w.Admit(&a)
+	w.Admit(&b)
+	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: b.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+	w.Drop(a.ID)
+	w.Drop(b.ID)
+	w.Drop("unknown")
+	if got := counted(t, w.Gate); got != 1 {
+		t.Errorf("%d in flight; want the one that runs", got)
+	}
+}

@@ -88,6 +88,9 @@ func (s *Service) requestHeaders(c *call, began time.Time) error {
 		return errLeft
 	}
 	c.answered = true
+	if (v.reserved || v.admit.Admitted) && len(c.req.requestID) > 0 {
+		s.unapplied.put(c.req.requestID, v.id)
+	}
 	if !c.req.observe {
 		c.out.b = answers.Get(0)
 		*c.out.b = appendAnswer(*c.out.b, c)

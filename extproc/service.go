@@ -116,8 +116,9 @@ type Event struct {
 // Service answers ext_proc streams. Its methods may be called from several
 // goroutines.
 type Service struct {
-	o    Options
-	busy busy
+	o         Options
+	busy      busy
+	unapplied *unapplied
 	health
 }
 
@@ -142,7 +143,7 @@ func New(o Options) *Service {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Service{o: o}
+	s := &Service{o: o, unapplied: newUnapplied()}
 	s.health.init()
 	return s
 }

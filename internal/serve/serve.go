@@ -377,9 +377,22 @@ func (s *Server) readiness() error {
 // outcome takes what Envoy logged to the ledger, the scoring and the metrics.
 func (s *Server) outcome(o fleet.Outcome) {
 	s.metrics.outcome(o)
+	if o.Kind == fleet.RequestEnded && !accesslog.Decided(o.ID) {
+		s.unapplied(o.ID)
+	}
 	s.ledger.Apply(o)
 	s.gate.Apply(o)
 	s.scoring.outcome(o)
+}
+
+// unapplied gives back what was counted for a request that ended before its
+// decision reached it.
+func (s *Server) unapplied(requestID string) {
+	if id, ok := s.extproc.Unapplied(requestID); ok {
+		s.ledger.Cancel(id)
+		s.gate.Drop(id)
+		s.metrics.anomalies.add("decision_unapplied", 1)
+	}
 }
 
 func (s *Server) observeXDS(e xds.Event) {
