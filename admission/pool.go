@@ -42,6 +42,8 @@ type pool struct {
 	share atomic.Uint64
 	// limit in whole requests.
 	whole atomic.Int64
+	// undivided is true while one level alone wants the pool: its budget is all of it.
+	undivided atomic.Bool
 	// places is PoolView.Places.
 	places atomic.Int64
 	// reopens is when an endpoint wants requests again, in the gate's time; in the
@@ -114,11 +116,15 @@ func (p *pool) waterLevel() float64 { return math.Float64frombits(p.share.Load()
 func (p *pool) shareOf(weight float64) float64 { return p.waterLevel() * weight }
 
 // enter counts a request of a level, unless the pool is full and the level has
-// its budget, or the request is unplaced and there is no place.
+// its budget (which is no reason of the level's where it has the whole pool), or the
+// request is unplaced and there is no place.
 func (p *pool) enter(of fleet.BurstLevel, unplaced bool) Reason {
 	l := &p.levels[of]
 	if n := l.live.Add(1); n > l.budget.Load() && p.full() {
 		l.live.Add(-1)
+		if p.undivided.Load() {
+			return ReasonBusy
+		}
 		return ReasonLevel
 	}
 	if places := p.places.Load(); unplaced && places != Unbounded {
@@ -257,9 +263,14 @@ func (p *pool) divide() {
 	capacity := max(0, p.holds-float64(p.foreign.Load()))
 	p.share.Store(math.Float64bits(waterLevel(p.demands, capacity)))
 	var wants [fleet.BurstLevels]demand
+	wanting := 0
 	for i := range p.levels {
 		wants[i] = demand{p.levels[i].want(), 1}
+		if wants[i].want > 0.01 {
+			wanting++
+		}
 	}
+	p.undivided.Store(wanting <= 1)
 	budget := waterLevel(wants[:], capacity)
 	for i := range p.levels {
 		b := int64(math.MaxInt64)

@@ -46,11 +46,11 @@ func TestRoutesWithoutFairShareHoldNobodyToAShare(t *testing.T) {
 	if r := unfair.Refuse(&b, ReasonBusy); r.Concurrency != 96 || r.InFlight != 96 {
 		t.Errorf("%+v; want it advised what it has in flight, 96", r)
 	}
-	// Levels have their budgets all the same.
+	// Levels have their budgets all the same, the only one all of the pool.
 	for range 10 {
 		a := unfair.ask("hog")
-		if v := unfair.Admit(&a); !v.Admitted && v.Reason != ReasonLevel {
-			t.Errorf("%+v; want the level's budget to refuse", v)
+		if v := unfair.Admit(&a); !v.Admitted && v.Reason != ReasonBusy {
+			t.Errorf("%+v; want the pool's limit to refuse", v)
 		}
 	}
 	if n := counted(t, unfair.Gate); n != 100 {

@@ -19,8 +19,8 @@ type chain struct {
 	// that ext_proc can name any pool of the chain by a group of the route.
 	extra []*prioritygroupv3.PriorityGroup
 	// tiersChange is true when, whatever pool is drawn, no attempt goes to a
-	// tier that an earlier attempt went to. Only then is a 429 worth another
-	// attempt.
+	// tier that an earlier attempt went to. Only then is a 429 or 529 worth
+	// another attempt.
 	tiersChange bool
 }
 

@@ -264,17 +264,17 @@ func TestChainsTryEveryPoolOnce(t *testing.T) {
 		{"one pool: one retry inside it", fleet.Split{w("p", 7)}, nil, []string{"p"},
 			[]string{"own: p=10000", "own-2: p=10000"}, []string{"pool-p: p=10000"}, []uint32{503}},
 		{"one pool with a fallback", fleet.Split{w("p", 1)}, []string{"q"}, []string{"p", "q"},
-			[]string{"own: p=10000", "pool-q: q=10000"}, []string{"pool-p: p=10000"}, []uint32{429, 503}},
+			[]string{"own: p=10000", "pool-q: q=10000"}, []string{"pool-p: p=10000"}, []uint32{429, 503, 529}},
 		{"fallback in the same tier", fleet.Split{w("p", 1)}, []string{"q"}, []string{"t", "t"},
 			[]string{"own: p=10000", "pool-q: q=10000"}, []string{"pool-p: p=10000"}, []uint32{503}},
 		{"two pools", fleet.Split{w("p", 90), w("q", 10)}, nil, []string{"p", "q"},
-			[]string{"own: p=9000 q=1000", "own-2: q=9000 p=1000"}, []string{"pool-p: p=10000", "pool-q: q=10000"}, []uint32{429, 503}},
+			[]string{"own: p=9000 q=1000", "own-2: q=9000 p=1000"}, []string{"pool-p: p=10000", "pool-q: q=10000"}, []uint32{429, 503, 529}},
 		{"three pools and a fallback", fleet.Split{w("p", 1), w("q", 2), w("r", 1)}, []string{"s"}, []string{"p", "q", "r", "p"},
 			[]string{"own: p=2500 q=5000 r=2500", "own-2: q=2500 r=5000 p=2500", "own-3: r=2500 p=5000 q=2500", "pool-s: s=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000", "pool-r: r=10000"}, []uint32{503}},
 		{"an arm at 0 comes last in the split", fleet.Split{w("p", 0), w("q", 5), w("r", 5)}, []string{"s"}, []string{"p", "q", "r", "s"},
-			[]string{"own: q=5000 r=5000", "own-2: r=5000 q=5000", "own-3: p=10000", "pool-s: s=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000", "pool-r: r=10000"}, []uint32{429, 503}},
+			[]string{"own: q=5000 r=5000", "own-2: r=5000 q=5000", "own-3: p=10000", "pool-s: s=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000", "pool-r: r=10000"}, []uint32{429, 503, 529}},
 		{"cut over", fleet.Split{w("p", 0), w("q", 100)}, nil, []string{"p", "q"},
-			[]string{"own: q=10000", "own-2: p=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000"}, []uint32{429, 503}},
+			[]string{"own: q=10000", "own-2: p=10000"}, []string{"pool-p: p=10000", "pool-q: q=10000"}, []uint32{429, 503, 529}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := built(t, chainConfig(c.split, c.fallback, c.tiers...), local)

@@ -172,3 +172,75 @@ routes:
 		}
 	}
 }
+
+// TestRefusalsOfServersAreTriedInTheNextTier: each before it began, so that another
+// may take it.
+func TestRefusalsOfServersAreTriedInTheNextTier(t *testing.T) {
+	for _, status := range []int{429, 503, 529} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			first, second := newModelServer(t), newModelServer(t)
+			first.answerWith(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+			s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+  - { name: b, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a, fallback: [ { pool: b } ] }
+`, first.addr(), second.addr()))
+			if a := s.post(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusOK || first.count.Load() == 0 || second.count.Load() == 0 {
+				t.Errorf("status %d, %d requests at the first pool and %d at the second", a.status, first.count.Load(), second.count.Load())
+			}
+		})
+	}
+}
+
+// TestEndpointsThatLeaveDontFillThoseThatStay: one of two servers of four places
+// leaves the config under load, and comes back.
+func TestEndpointsThatLeaveDontFillThoseThatStay(t *testing.T) {
+	first, second := newModelServer(t), newModelServer(t)
+	for _, m := range []*modelServer{first, second} {
+		m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				pause(r.Context(), 60*time.Millisecond)
+				_, _ = io.WriteString(w, `{}`)
+			}
+		}))
+	}
+	config := func(both bool) string {
+		endpoints := fmt.Sprintf("{ address: %q }", second.addr())
+		if both {
+			endpoints += fmt.Sprintf(", { address: %q }", first.addr())
+		}
+		return fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 4, endpoints: [ %s ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`, endpoints)
+	}
+	s := startServed(t, config(true))
+	ctx, cancel := context.WithCancel(t.Context())
+	var served, refused atomic.Int64
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer cancel()
+	for i := range 12 {
+		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i), &served, &refused) })
+	}
+	reloads := func() float64 { return metric(s.metricsPage(t), "fairlead_config_reloads_total") }
+	for range 6 {
+		for _, both := range []bool{false, true} {
+			before := reloads()
+			s.write(t, "", strings.Replace(config(both), "LISTEN", s.listen, 1))
+			envoytest.Eventually(t, "the change taken", func() bool { return reloads() == before+1 })
+			at := served.Load()
+			envoytest.Eventually(t, "some more served", func() bool { return served.Load() > at+20 })
+		}
+	}
+	t.Logf("served %d, refused %d, at most %d on the server that stays", served.Load(), refused.Load(), second.peak.Load())
+	if n := second.peak.Load(); n > 4 {
+		t.Errorf("the server that stays had %d at a time; its limit is 4", n)
+	}
+}

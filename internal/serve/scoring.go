@@ -3,6 +3,7 @@ package serve
 import (
 	"math"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -98,6 +99,43 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 	s.config, s.routes, s.endpoints, s.scaling = cfg, routeInputs(cfg, byHand), next, pools
 	s.ratios.reconfigure(cfg)
 	s.bucketed = time.Time{} // what people see follows at once
+}
+
+// retire drains the endpoints that the next configuration has no more, and reports
+// whether there are any. restore takes that back.
+func (s *scoring) retire(next *fleet.Config) (restore func(), leaving bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.config
+	if before == nil {
+		return func() {}, false
+	}
+	stay := map[fleet.EndpointKey]bool{}
+	for _, p := range next.Pools {
+		for _, e := range p.Endpoints {
+			stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] = true
+		}
+	}
+	retired := *before
+	retired.Pools = slices.Clone(before.Pools)
+	for i := range retired.Pools {
+		p := &retired.Pools[i]
+		p.Endpoints = slices.Clone(p.Endpoints)
+		for k := range p.Endpoints {
+			e := &p.Endpoints[k]
+			if !e.Drain && !stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] {
+				e.Drain, leaving = true, true
+			}
+		}
+	}
+	if leaving {
+		s.config = &retired
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.config = before
+	}, leaving
 }
 
 // read takes one reading; it never blocks for long.

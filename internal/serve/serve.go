@@ -457,18 +457,35 @@ func (s *Server) observeRequest(e extproc.Event) {
 }
 
 // submit publishes a configuration with the weights set by hand, and lets the
-// scoring follow it.
+// scoring follow it. Endpoints that leave get nothing new before Envoys lose them:
+// what was steered there would go to any that are left, full or not.
 func (s *Server) submit(cfg *fleet.Config) error {
 	byHand := s.splits.effective(cfg)
+	restore, leaving := s.scoring.retire(cfg)
+	if leaving {
+		s.awaitPlan()
+	}
 	err := s.publish.Submit(xds.Target{Config: cfg, Runtime: envoy.Runtime{
 		ExtProc:   cfg.Serve.ExtProc,
 		AccessLog: cfg.Serve.AccessLog,
 		Splits:    byHand,
 	}})
 	if err != nil {
+		restore()
 		return err
 	}
 	s.gate.Reconfigure(cfg)
 	s.scoring.reconfigure(cfg, byHand)
 	return nil
+}
+
+// awaitPlan waits until a tick has put another plan in force, some ticks at most.
+func (s *Server) awaitPlan() {
+	before := s.plan.Load()
+	for range 8 {
+		time.Sleep(tickEvery / 2)
+		if s.plan.Load() != before {
+			return
+		}
+	}
 }
