@@ -474,3 +474,21 @@ func TestManyKeysThatAreNeverAdmittedTakeNoRoom(t *testing.T) {
 		t.Errorf("%d clients; want %d at most", n, maxClients)
 	}
 }
+
+// TestLapsedClaimsMakeRoom: in a table that is half full they are forgotten, so that
+// requests find room; else a sign of life brings them back.
+func TestLapsedClaimsMakeRoom(t *testing.T) {
+	for claims, kept := range map[int]int64{1: 1, 2: 2, 3: 2, 4: 2} {
+		w := &world{clock: &clock{}, limit: 100}
+		w.Gate = New(Options{Config: config(), Now: w.clock.now, Claims: 4})
+		w.tick(0)
+		for range claims {
+			a := w.ask("a")
+			w.Admit(&a)
+		}
+		w.tick(unconfirmedLease)
+		if n := w.claims.n.Load(); n != kept || counted(t, w.Gate) != 0 {
+			t.Errorf("%d of 4 lapsed: %d known still, %d in flight; want %d and none", claims, n, counted(t, w.Gate), kept)
+		}
+	}
+}

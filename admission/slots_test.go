@@ -469,3 +469,45 @@ func TestTurnsBehindOwnRequestsMoveUp(t *testing.T) {
 		t.Errorf("told %v, of %v before, though requests take 200 ms", after, before)
 	}
 }
+
+// TestSlotsOfWhoEntersEarlierAreUsed: a return that finds room before its slot
+// leaves none outstanding; one that is held is no return yet.
+func TestSlotsOfWhoEntersEarlierAreUsed(t *testing.T) {
+	w := newWorld(config(), 2, nil)
+	var ids []string
+	for range 2 {
+		a := w.ask("other")
+		w.Admit(&a)
+		ids = append(ids, a.ID)
+	}
+	a := w.ask("a")
+	a.Unplaced = true
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 2, InFlight: 2, Places: 2}})
+	r := w.Admit(&a)
+	if r.Admitted || !r.Refusal.ShouldRetry {
+		t.Fatalf("%+v", r)
+	}
+	waiting := func() (n int) {
+		for _, c := range w.Clients(10) {
+			if c.Client == named("a") {
+				n += c.Waiting
+			}
+		}
+		return n
+	}
+	line := &w.pool().levels[a.Level].line
+	held := w.ask("a")
+	held.Unplaced, held.Hold, held.Retry = true, true, 1
+	w.clock.advance(r.Refusal.RetryAfter)
+	held.At = w.clock.now()
+	if v := w.Admit(&held); !v.Held || waiting() != 1 || line.returned.Load() != 0 {
+		t.Errorf("%+v, %d slots, %d returned; want it held, and its slot outstanding", v, waiting(), line.returned.Load())
+	}
+	w.clock.advance(-r.Refusal.RetryAfter)
+	w.end(ids[0])
+	early := w.ask("a")
+	early.Unplaced, early.Retry = true, 1
+	if v := w.Admit(&early); !v.Admitted || waiting() != 0 || line.returned.Load() != 1 {
+		t.Errorf("%+v, %d slots, %d returned; want it admitted, and its slot used", v, waiting(), line.returned.Load())
+	}
+}

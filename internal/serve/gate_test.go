@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"runtime/debug"
 	runtimemetrics "runtime/metrics"
+	"slices"
 	"testing"
 	"time"
 
@@ -85,6 +86,12 @@ func TestAdmissionIsToldWhatEndpointsCanHold(t *testing.T) {
 	}
 	if got := views[1]; got != (admission.PoolView{Name: "empty", Places: admission.Unbounded}) {
 		t.Errorf("told %+v of a pool without endpoints", got)
+	}
+	free := s.poolViews(time.Now(), []plan.PoolInput{{Name: "h100", Endpoints: []plan.EndpointInput{
+		endpoint(1, func(e *plan.EndpointInput) {}), endpoint(2, func(e *plan.EndpointInput) { e.MaxInFlight = 0 }), endpoint(3, func(e *plan.EndpointInput) {}),
+	}}})
+	if got := free[0].Places; got != admission.Unbounded {
+		t.Errorf("%d places where an endpoint has no limit", got)
 	}
 	if drains, closed := views[2].Places, views[3].Places; drains != admission.Unbounded || closed != 0 {
 		t.Errorf("%d places in a pool that drains and %d in one whose servers are closed; want no bound and none", drains, closed)
@@ -222,6 +229,36 @@ func TestWithoutAnyLogRequestsCountForTheirTime(t *testing.T) {
 	r.pass(3 * time.Second)
 	if got := r.inFlight(); got != [2]int{1, 1} {
 		t.Errorf("ledger and gate count %v after 3 s without the log that was there; want one each", got)
+	}
+}
+
+// TestEndpointsThatLeaveDrainFirst, and come back where the new config is not
+// taken.
+func TestEndpointsThatLeaveDrainFirst(t *testing.T) {
+	s := newViewed(t, twoServers())
+	states := func() (out []fleet.State) {
+		inputs, _ := s.step(time.Now())
+		for _, e := range inputs.Pools[0].Endpoints {
+			out = append(out, e.State)
+		}
+		return out
+	}
+	before := states()
+	next := twoServers()
+	if _, leaving := s.retire(next); leaving {
+		t.Error("nobody leaves")
+	}
+	next.Pools[0].Endpoints = next.Pools[0].Endpoints[:1]
+	restore, leaving := s.retire(next)
+	if got := states(); !leaving || len(got) != 2 || got[0] != before[0] || got[1] != fleet.StateDraining {
+		t.Errorf("leaving %v, states %v; want the second to drain", leaving, got)
+	}
+	restore()
+	if got := states(); !slices.Equal(got, before) {
+		t.Errorf("states %v after all; want %v", got, before)
+	}
+	if s.config.Pools[0].Endpoints[1].Drain {
+		t.Error("the config in force was changed")
 	}
 }
 

@@ -156,6 +156,10 @@ func TestPlanGetsTheConfigAndTheVerdicts(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
+	cfg.Routes[1].OnFailure, cfg.Routes[1].Unread = fleet.FailClosed, fleet.OversizeRefuse
+	if in := routeInputs(cfg, nil)[1]; in.ComputedRetry || !in.RefuseUnread {
+		t.Errorf("%+v of a route that fails closed and refuses what nobody read", in)
+	}
 	if got, _ = s.step(now.Add(foreignAge)); got.Pools[0].Endpoints[1].MaxInFlight != 3 {
 		t.Errorf("limit %d at the age of foreign work, want 3", got.Pools[0].Endpoints[1].MaxInFlight)
 	}
