@@ -268,7 +268,7 @@ const (
 type Pool struct {
 	Name     string // [a-z0-9-], at most 63 bytes; also the Envoy cluster's name
 	Tier     string // default: Name. A 429 is retried only across tiers
-	Model    string // informative
+	Model    string // as people know it; pools of one model have one tokenizer
 	Hardware string // informative
 	Protocol Protocol
 	HTTP2    HTTP2

@@ -177,7 +177,7 @@ func poolFields(p *Pool) []field {
 	return []field{
 		{name: "name", doc: "Also the Envoy cluster's name.", required: true, value: nameOf(&p.Name)},
 		{name: "tier", doc: "A 429 is retried only in another tier. Default: the pool's name.", value: label(&p.Tier)},
-		{name: "model", doc: "For people.", value: label(&p.Model)},
+		{name: "model", doc: "The model that its servers have: for people, and to learn how long its tokens are once for all routes.", value: label(&p.Model)},
 		{name: "hardware", doc: "For people, and for the alert rules, which tell h100, a100, 4xh100 and rtx-4090 by how it begins.", value: label(&p.Hardware)},
 		{name: "protocol", doc: "What the servers speak. vLLM's server refuses h2c.", preset: "http1", value: choice(&p.Protocol, []string{"h2"}, "http1", "h2c")},
 		{name: "http2", doc: "Flow control towards the servers; with protocol h2c.", value: object(http2Fields(&p.HTTP2))},

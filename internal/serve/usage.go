@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"math"
 	"sync"
 
@@ -8,13 +9,22 @@ import (
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
-// ratios learns, by route, how many bytes of a body make a prompt token: a route
-// has one model, and what its callers send is of one kind more or less. Only
-// routes with usage teach anything.
+// ratios learns, by model, how many bytes of a body make a prompt token: a model has
+// one tokenizer. The model is that of the pool which served, where the config names
+// it, else the one that the route asks for; a route of which neither is known counts
+// as a model of its own. Only routes with usage teach anything; others that are
+// served by the same model learn with them.
 type ratios struct {
 	mu      sync.Mutex
-	byRoute map[string]float64
+	byModel map[string]float64
+	// pools and routes name the models of the config; a pool's is "" if unknown.
+	pools  map[string]string
+	routes map[string]routeModel
 }
+
+// routeModel is what a route's requests are estimated by, and what they teach where
+// the pool's model is unknown.
+type routeModel struct{ estimated, taught string }
 
 const (
 	// ratioWeight is what one request counts for: the last fifty or so make the
@@ -29,7 +39,7 @@ const (
 	leastRatio, largestRatio = 1.0, 16.0
 )
 
-func newRatios() *ratios { return &ratios{byRoute: map[string]float64{}} }
+func newRatios() *ratios { return &ratios{byModel: map[string]float64{}} }
 
 // learn takes a request that ended.
 func (r *ratios) learn(o *fleet.Outcome) {
@@ -42,30 +52,64 @@ func (r *ratios) learn(o *fleet.Outcome) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	old, known := r.byRoute[o.Route]
+	model := r.pools[o.Endpoint.Pool]
+	if model == "" {
+		model = r.routes[o.Route].taught
+	}
+	if model == "" {
+		return // the route has left the config
+	}
+	old, known := r.byModel[model]
 	if !known {
 		old = plan.DefaultBytesPerToken
 	}
-	r.byRoute[o.Route] = old + ratioWeight*(ratio-old)
+	r.byModel[model] = old + ratioWeight*(ratio-old)
 }
 
-// of is a route's ratio, 0 before it was taught anything. It moves in steps of a
-// hundredth, so that the plan's digest doesn't change with each request.
+// of is the ratio for a route, 0 before its model was taught anything: of the model
+// that most of its requests are drawn to. It moves in steps of a hundredth, so that
+// the plan's digest doesn't change with each request.
 func (r *ratios) of(route string) float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return math.Round(r.byRoute[route]*100) / 100
+	return math.Round(r.byModel[r.routes[route].estimated]*100) / 100
 }
 
-// reconfigure forgets routes that are gone.
+// reconfigure forgets models that are gone.
 func (r *ratios) reconfigure(cfg *fleet.Config) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.pools, r.routes = map[string]string{}, map[string]routeModel{}
 	next := map[string]float64{}
-	for _, route := range cfg.Routes {
-		if v, ok := r.byRoute[route.Name]; ok {
-			next[route.Name] = v
+	keep := func(model string) string {
+		if v, ok := r.byModel[model]; ok {
+			next[model] = v
+		}
+		return model
+	}
+	for _, p := range cfg.Pools {
+		if p.Model != "" {
+			r.pools[p.Name] = keep("model " + p.Model)
 		}
 	}
-	r.byRoute = next
+	for _, route := range cfg.Routes {
+		m := routeModel{taught: "route " + route.Name}
+		if route.Match.Model != "" {
+			m.taught = "model " + route.Match.Model
+		}
+		m.estimated = cmp.Or(r.pools[heaviest(route.Split)], keep(m.taught))
+		r.routes[route.Name] = m
+	}
+	r.byModel = next
+}
+
+// heaviest is the pool that most requests are drawn to, the first of several.
+func heaviest(split fleet.Split) string {
+	most, pool := uint32(0), ""
+	for _, arm := range split {
+		if pool == "" || arm.Weight > most {
+			most, pool = arm.Weight, arm.Pool
+		}
+	}
+	return pool
 }

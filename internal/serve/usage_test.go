@@ -2,6 +2,7 @@ package serve
 
 import (
 	"maps"
+	"math"
 	"net/netip"
 	"testing"
 
@@ -46,6 +47,51 @@ func TestBytesPerTokenAreLearnedFromUsage(t *testing.T) {
 	if got := r.of("chat"); got != 0 {
 		t.Errorf("%v for a route that is gone", got)
 	}
+}
+
+// TestBytesPerTokenAreTheModels: what one route teaches counts for all routes that
+// the same model serves, and for no other.
+func TestBytesPerTokenAreTheModels(t *testing.T) {
+	r := newRatios()
+	cfg := &fleet.Config{
+		Pools: []fleet.Pool{{Name: "big", Model: "llama"}, {Name: "small", Model: "qwen"}, {Name: "bare"}},
+		Routes: []fleet.Route{
+			{Name: "teaches", Split: fleet.Split{{Pool: "big", Weight: 9}, {Pool: "small", Weight: 1}}},
+			{Name: "learns", Split: fleet.Split{{Pool: "small", Weight: 1}, {Pool: "big", Weight: 2}}, Match: fleet.Match{Model: "any"}},
+			{Name: "other", Split: fleet.Split{{Pool: "small", Weight: 1}}},
+			{Name: "asks", Split: fleet.Split{{Pool: "bare", Weight: 1}}, Match: fleet.Match{Model: "llama"}},
+			{Name: "bare", Split: fleet.Split{{Pool: "bare", Weight: 1}}},
+			{Name: "bare-too", Split: fleet.Split{{Pool: "bare", Weight: 1}}},
+		},
+	}
+	r.reconfigure(cfg)
+	teach := func(route, pool string, ratio int64) {
+		for range 300 {
+			r.learn(&fleet.Outcome{
+				Kind: fleet.RequestEnded, Route: route, Endpoint: fleet.EndpointKey{Pool: pool}, RequestBytes: 1000 * ratio,
+				Usage: fleet.Usage{Known: true, Input: 1000},
+			})
+		}
+	}
+	teach("teaches", "big", 6)
+	teach("teaches", "small", 2)
+	teach("bare", "bare", 8)
+	teach("gone", "nowhere", 12)
+	check := func(when string, want map[string]float64) {
+		t.Helper()
+		for route, ratio := range want {
+			if got := r.of(route); math.Abs(got-ratio) > 0.05 {
+				t.Errorf("%s: %s has %v bytes a token; want %v", when, route, got, ratio)
+			}
+		}
+	}
+	want := map[string]float64{"teaches": 6, "learns": 6, "other": 2, "asks": 6, "bare": 8, "bare-too": 0}
+	check("taught", want)
+	r.reconfigure(cfg)
+	check("after a reload", want)
+	cfg.Pools[0].Model = "another"
+	r.reconfigure(cfg)
+	check("with another model", map[string]float64{"teaches": 0, "learns": 0, "other": 2, "asks": 6, "bare": 8})
 }
 
 func TestRequestsWithoutADecisionAreCounted(t *testing.T) {
