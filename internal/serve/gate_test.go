@@ -257,6 +257,10 @@ func TestEndpointsThatLeaveDrainFirst(t *testing.T) {
 	if got := states(); !slices.Equal(got, before) {
 		t.Errorf("states %v after all; want %v", got, before)
 	}
+	next.Pools[0].Endpoints[0].Address = netip.MustParseAddrPort("10.9.9.9:1")
+	if _, leaving := s.retire(next); leaving {
+		t.Error("all are replaced: the pool would stand empty until the others are there")
+	}
 	if s.config.Pools[0].Endpoints[1].Drain {
 		t.Error("the config in force was changed")
 	}

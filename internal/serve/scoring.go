@@ -101,8 +101,9 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 	s.bucketed = time.Time{} // what people see follows at once
 }
 
-// retire drains the endpoints that the next configuration has no more, and reports
-// whether there are any. restore takes that back.
+// retire drains the endpoints that the next configuration has no more, in pools of
+// which some stay: of others all requests would go past the pool meanwhile. It
+// reports whether there are any. restore takes that back.
 func (s *scoring) retire(next *fleet.Config) (restore func(), leaving bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,10 +121,13 @@ func (s *scoring) retire(next *fleet.Config) (restore func(), leaving bool) {
 	retired.Pools = slices.Clone(before.Pools)
 	for i := range retired.Pools {
 		p := &retired.Pools[i]
+		stays := func(e fleet.Endpoint) bool { return stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] && !e.Drain }
+		if !slices.ContainsFunc(p.Endpoints, stays) {
+			continue
+		}
 		p.Endpoints = slices.Clone(p.Endpoints)
 		for k := range p.Endpoints {
-			e := &p.Endpoints[k]
-			if !e.Drain && !stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] {
+			if e := &p.Endpoints[k]; !e.Drain && !stays(*e) {
 				e.Drain, leaving = true, true
 			}
 		}
