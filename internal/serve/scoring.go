@@ -121,7 +121,9 @@ func (s *scoring) retire(next *fleet.Config) (restore func(), leaving bool) {
 	retired.Pools = slices.Clone(before.Pools)
 	for i := range retired.Pools {
 		p := &retired.Pools[i]
-		stays := func(e fleet.Endpoint) bool { return stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] && !e.Drain }
+		stays := func(e fleet.Endpoint) bool {
+			return stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] && !e.Drain
+		}
 		if !slices.ContainsFunc(p.Endpoints, stays) {
 			continue
 		}
