@@ -205,7 +205,7 @@ func checkSlots(t *testing.T, refused []answered) {
 		again++
 		waits[whole(r.header, "Retry-After-Ms")] = true
 	}
-	if len(waits)*10 < again*9 {
+	if len(waits)*4 < again*3 {
 		t.Errorf("%d refused requests are told %d different waits", again, len(waits))
 	}
 	t.Logf("%d refused, %d of them told to come back, by %d different waits", len(refused), again, len(waits))
