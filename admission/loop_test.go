@@ -532,6 +532,35 @@ func TestCrowdsAtAColdStartAreNotSentFarAway(t *testing.T) {
 	}
 }
 
+// TestCrowdsWithTwoRetriesGetThroughAColdStart: 48 requests of official SDKs come at
+// once to 16 places where no answer has ended yet.
+func TestCrowdsWithTwoRetriesGetThroughAColdStart(t *testing.T) {
+	for takes, most := range map[time.Duration]float64{time.Second: 0.1, 3 * time.Second: 0.15, 8 * time.Second: 0.15, 15 * time.Second: 0.2} {
+		gaveUp, all := 0, 0
+		for seed := range uint64(5) {
+			l := newLoop(t, 16)
+			l.rng = rand.New(rand.NewPCG(seed, 16))
+			l.blind, l.whole = true, true
+			for i := range l.lasts {
+				l.lasts[i] = takes
+			}
+			var callers []*caller
+			for i := range 48 {
+				callers = append(callers, &caller{name: fmt.Sprint("client-", i), open: 1, level: 5, tries: 3})
+			}
+			l.run(callers, 0, 2*time.Minute)
+			for _, c := range callers {
+				gaveUp += c.stopped
+				all += c.stopped + c.ended
+			}
+		}
+		t.Logf("answers of %v: %d of %d gave up", takes, gaveUp, all)
+		if float64(gaveUp) > most*float64(all) {
+			t.Errorf("answers of %v: %d of %d gave up; want %.0f %% at most", takes, gaveUp, all, 100*most)
+		}
+	}
+}
+
 // TestThoseThatBeganTogetherMayEndTogether: sixteen have run for five seconds, and
 // none has ended. That doesn't make it minutes.
 func TestThoseThatBeganTogetherMayEndTogether(t *testing.T) {
