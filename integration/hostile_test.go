@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
@@ -263,4 +264,57 @@ func halfUpload(address string, length, sent int) (net.Conn, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// TestNobodyEndsAnothersRequest: requests that Envoy refuses before it takes their
+// headers off show in its log what their callers wrote there.
+func TestNobodyEndsAnothersRequest(t *testing.T) {
+	m := newModelServer(t)
+	release := make(chan struct{})
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush() // its caller knows its ids
+			<-release
+		}
+	}))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+limits:
+  - { name: one, concurrency: 1 }
+`, m.addr()))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.listen+chatPath, strings.NewReader(`{"max_tokens":4}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("content-type", "application/json")
+	running, err := s.with.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running.Body.Close()
+	defer close(release)
+	id := running.Header.Get("X-Request-Id")
+	if running.StatusCode != http.StatusOK || !accesslog.Decided(id) {
+		t.Fatalf("status %d, id %q", running.StatusCode, id)
+	}
+	for _, line := range []string{"GET /%00 HTTP/1.1\r\nhost: x\r\n", "GET /a#b HTTP/1.1\r\nhost: x\r\n", "GET /a HTTP/1.1\r\n", "GET /a HTTP/1.1\r\nhost: x\r\nhost: y\r\n"} {
+		for _, header := range []string{"x-request-id", "x-fairlead-decision"} {
+			c, err := net.Dial("tcp", s.listen)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = fmt.Fprintf(c, "%s%s: %s\r\nconnection: close\r\n\r\n", line, header, id)
+			_, _ = io.ReadAll(c)
+			_ = c.Close()
+			pause(t.Context(), 200*time.Millisecond) // the log's batches
+			if a := s.post(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusTooManyRequests {
+				t.Fatalf("%q with %s: status %d beside the one that runs", line, header, a.status)
+			}
+		}
+	}
 }

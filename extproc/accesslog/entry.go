@@ -81,7 +81,7 @@ func kindOf(logged int32) fleet.OutcomeKind {
 // attempt fills in what an attempt's entry says. In UpstreamEnd the two sizes
 // are swapped (Envoy 1.40.0), and the times count from the attempt's start.
 func (e *entry) attempt(o *fleet.Outcome) {
-	o.ID = firstID(e.tags.decision, e.headerRequestID, e.requestID)
+	o.ID = e.id(true)
 	o.Attempt = count(e.tags.attempt)
 	o.HeaderTime = e.firstRx.proto().AsDuration()
 	if o.Kind != fleet.AttemptEnded {
@@ -95,7 +95,7 @@ func (e *entry) attempt(o *fleet.Outcome) {
 
 // request fills in what a request's entry says.
 func (e *entry) request(o *fleet.Outcome) {
-	o.ID = firstID(e.decision, e.tags.decision, e.headerDecision, e.headerRequestID, e.requestID)
+	o.ID = e.id(o.Endpoint.Address.IsValid())
 	o.Attempt = int(min(e.attempts, maxAttempt))
 	if got := e.firstRx.proto().AsDuration(); got > 0 {
 		o.HeaderTime = max(got-e.firstTx.proto().AsDuration(), 0)
@@ -107,6 +107,27 @@ func (e *entry) request(o *fleet.Outcome) {
 		o.Usage = e.tags.usage(o.Code)
 	}
 }
+
+// id is the decision's, or the request's. sent says that the request went to a
+// server. A request that Envoy refuses before it takes its caller's headers off, or
+// gives it an id, shows what its caller wrote there: whoever wrote another's decision
+// id would end that one. The metadata are ext_proc's own.
+func (e *entry) id(sent bool) string {
+	if id := firstID(e.decision); id != "" {
+		return id
+	}
+	if id := firstID(e.tags.decision); sent && id != "" {
+		return id
+	}
+	id := firstID(e.headerRequestID, e.requestID)
+	if Decided(id) {
+		return forged + id
+	}
+	return id
+}
+
+// forged marks request ids that have the shape of a decision's.
+const forged = "~"
 
 // firstID returns the first id there is, made fit for keys and logs.
 func firstID(ids ...[]byte) string {

@@ -199,3 +199,28 @@ func TestCauses(t *testing.T) {
 		}
 	}
 }
+
+// TestCallersCannotNameAnothersDecision: of a request that Envoy refuses before its
+// filters the log shows the caller's own headers.
+func TestCallersCannotNameAnothersDecision(t *testing.T) {
+	const others = "1718924567123-007-0001"
+	for name, set := range map[string]func(*alsdatav3.HTTPAccessLogEntry){
+		"request id": func(e *alsdatav3.HTTPAccessLogEntry) { e.Request.RequestId = others },
+		"its header": func(e *alsdatav3.HTTPAccessLogEntry) {
+			e.Request.RequestHeaders = map[string]string{wire.HeaderRequestID: others}
+		},
+		"decision header": func(e *alsdatav3.HTTPAccessLogEntry) {
+			e.CommonProperties.CustomTags = map[string]string{wire.TagDecision: others}
+		},
+	} {
+		e := &alsdatav3.HTTPAccessLogEntry{
+			CommonProperties: &alsdatav3.AccessLogCommon{AccessLogType: alsdatav3.AccessLogType_DownstreamEnd},
+			Request:          &alsdatav3.HTTPRequestProperties{},
+		}
+		set(e)
+		got := scan(marshal(t, logMessage("edge-1", wire.LogDownstream, e)))
+		if len(got.outcomes) != 1 || Decided(got.outcomes[0].ID) {
+			t.Errorf("%s: %+v", name, got.outcomes)
+		}
+	}
+}

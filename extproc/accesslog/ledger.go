@@ -530,8 +530,7 @@ const (
 // Decided reports whether an outcome's id has the shape of a decision id,
 // 1718924567123-007-0001: whether ext_proc answered for the request. For the others
 // nobody reserved or admitted anything; their id is Envoy's own request id, or ""
-// where the log told none. (Where ext_proc is away and the proxy keeps its
-// callers' request ids, a caller can choose one of that shape.)
+// where the log told none, and a caller that chose one of that shape is told apart.
 func Decided(id string) bool {
 	at := len(id) - len("-007-0001")
 	if at < leastMillis || at > mostMillis || id[at] != '-' || id[at+4] != '-' {

@@ -53,7 +53,7 @@ func oracleOutcome(e *alsdatav3.HTTPAccessLogEntry, logName, node string, at tim
 // are swapped (Envoy 1.40.0), and the times count from the attempt's start.
 func oracleUpstream(o *fleet.Outcome, e *alsdatav3.HTTPAccessLogEntry) {
 	c := e.GetCommonProperties()
-	o.ID = oracleFirstID(c.GetCustomTags()[wire.TagDecision], oracleRequestID(e))
+	o.ID = oracleID(e, true)
 	o.Attempt = oracleCount(c.GetCustomTags()[wire.TagAttempt])
 	o.HeaderTime = c.GetTimeToFirstUpstreamRxByte().AsDuration()
 	if o.Kind != fleet.AttemptEnded {
@@ -72,9 +72,7 @@ func oracleUpstream(o *fleet.Outcome, e *alsdatav3.HTTPAccessLogEntry) {
 // oracleDownstream is for a request's entry.
 func oracleDownstream(o *fleet.Outcome, e *alsdatav3.HTTPAccessLogEntry) {
 	c := e.GetCommonProperties()
-	log := c.GetMetadata().GetFilterMetadata()[wire.NamespaceLog].GetFields()
-	o.ID = oracleFirstID(log[wire.KeyDecision].GetStringValue(), c.GetCustomTags()[wire.TagDecision],
-		e.GetRequest().GetRequestHeaders()[wire.HeaderDecision], oracleRequestID(e))
+	o.ID = oracleID(e, o.Endpoint.Address.IsValid())
 	o.Attempt = int(min(c.GetUpstreamRequestAttemptCount(), maxAttempt))
 	sent := c.GetTimeToFirstUpstreamTxByte().AsDuration()
 	if got := c.GetTimeToFirstUpstreamRxByte().AsDuration(); got > 0 {
@@ -86,6 +84,24 @@ func oracleDownstream(o *fleet.Outcome, e *alsdatav3.HTTPAccessLogEntry) {
 		o.Cause = oracleCause(o.Code, c.GetResponseFlags(), o.Endpoint.Address.IsValid())
 		o.Usage = oracleUsage(c.GetCustomTags(), o.Code)
 	}
+}
+
+// oracleID believes what ext_proc told, what reached a server next, and a caller last.
+func oracleID(e *alsdatav3.HTTPAccessLogEntry, sent bool) string {
+	c := e.GetCommonProperties()
+	told := c.GetMetadata().GetFilterMetadata()[wire.NamespaceLog].GetFields()[wire.KeyDecision].GetStringValue()
+	tag := ""
+	if sent {
+		tag = c.GetCustomTags()[wire.TagDecision]
+	}
+	if id := oracleFirstID(told, tag); id != "" {
+		return id
+	}
+	id := oracleFirstID(oracleRequestID(e))
+	if Decided(id) {
+		return "~" + id
+	}
+	return id
 }
 
 func oracleRequestID(e *alsdatav3.HTTPAccessLogEntry) string {

@@ -26,7 +26,6 @@ type entry struct {
 
 	requestID       []byte // of Envoy
 	headerRequestID []byte
-	headerDecision  []byte
 	requestBytes    uint64
 
 	code          uint32
@@ -321,11 +320,8 @@ func (e *entry) scanRequest(b []byte) bool {
 			if !ok {
 				return false
 			}
-			switch string(name) {
-			case wire.HeaderRequestID:
+			if string(name) == wire.HeaderRequestID {
 				e.headerRequestID = value
-			case wire.HeaderDecision:
-				e.headerDecision = value
 			}
 		}
 	}
