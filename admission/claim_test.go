@@ -354,18 +354,63 @@ func TestGateThatGoesBlindKeepsWhatNothingConfirmed(t *testing.T) {
 	}
 }
 
-// TestLeasesPassForEndsOnlyWhereNoLogComesAtAll: while others tell when requests
-// end, those of a silent sidecar teach nothing.
-func TestLeasesPassForEndsOnlyWhereNoLogComesAtAll(t *testing.T) {
-	for _, all := range []bool{false, true} {
+// TestLeasesPassForEndsWhereNobodyTellsOfThem: of a sidecar whose log comes ends are
+// told, and a lease that is over teaches nothing; of a silent one nothing else does.
+func TestLeasesPassForEndsWhereNobodyTellsOfThem(t *testing.T) {
+	for _, row := range []struct{ some, all, confirmed, want bool }{
+		{false, false, false, false}, {false, false, true, false}, {true, false, false, true},
+		{true, false, true, false}, {true, true, false, true}, {true, true, true, true},
+	} {
 		w := newWorld(config(), 1000, nil)
-		w.SetBlind(true, all)
+		w.SetBlind(row.some, row.all)
 		a := w.ask("a")
 		w.Admit(&a)
-		w.tick(lease)
-		if got := w.settings.Load().pools["p"].levels[a.Level].events; (got > 0) != all || counted(t, w.Gate) != 0 {
-			t.Errorf("no log at all %v: %v ends, %d in flight", all, got, counted(t, w.Gate))
+		if row.confirmed {
+			w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
 		}
+		w.tick(lease)
+		w.tick(time.Millisecond)
+		if got := w.settings.Load().pools["p"].levels[a.Level].events; (got > 0) != row.want || counted(t, w.Gate) != 0 {
+			t.Errorf("%+v: %v ends, %d in flight", row, got, counted(t, w.Gate))
+		}
+	}
+}
+
+// TestLeasesOfSilentSidecarsDontGrow: seven of ten requests of a second each nobody
+// tells of.
+func TestLeasesOfSilentSidecarsDontGrow(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.SetBlind(true, false)
+	type run struct {
+		id string
+		at int
+	}
+	var running []run
+	refused, most := 0, 0
+	for i := range 20 * 120 { // 20 requests a second, for two minutes
+		for len(running) > 0 && running[0].at+20 <= i {
+			if running[0].at%10 < 3 {
+				w.end(running[0].id)
+			}
+			running = running[1:]
+		}
+		a := w.ask(fmt.Sprint("client-", i%7))
+		if v := w.Admit(&a); v.Admitted {
+			if i%10 < 3 {
+				w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+			}
+			running = append(running, run{a.ID, i})
+		} else if i > 20*60 { // by then it is known how long they take
+			refused++
+		}
+		w.tick(50 * time.Millisecond)
+		if i > 20*60 {
+			most = max(most, counted(t, w.Gate))
+		}
+	}
+	t.Logf("%d really in flight, %d counted, %d refused", len(running), most, refused)
+	if refused > 0 || most > 60 {
+		t.Errorf("%d counted of %d in flight, %d refused of a pool of 100", most, len(running), refused)
 	}
 }
 

@@ -71,8 +71,11 @@ type use struct {
 	limit string
 	live  int
 	// tail is the last slot that was given for the limit's concurrency, laid the
-	// spacing of those that are outstanding; next is the last for its rates.
+	// spacing of those that are outstanding and of the level of; mixed is true when
+	// they are of several. next is the last for its rates.
 	tail, laid, next time.Duration
+	of               *level
+	mixed            bool
 }
 
 // account is what a client has of one pool in one class. A client that asks in

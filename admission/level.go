@@ -60,6 +60,8 @@ type level struct {
 	meanInput  float64
 	meanOutput float64
 	measured   bool // the means are of requests that ended
+	// wary is expected by whole budgets, whatever other levels take.
+	wary time.Duration
 }
 
 func (l *level) init(of fleet.BurstLevel, limit float64) {
@@ -105,16 +107,15 @@ func (l *level) step(dt time.Duration) {
 
 // expect finds how long a request is in flight: all time in flight over the ends in
 // it, which counts requests that still run as well, so that the first to end, the
-// short ones, do not pass for all. A guess counts as half an end. Times speed, that
-// guess is what other levels of the pool take.
+// short ones, do not pass for all. A guess counts as half an end.
 func (l *level) expect(of fleet.BurstLevel, speed float64) {
-	guess := l.guessed(of)
-	if speed != 1 {
-		guess *= speed
-	} else {
+	whole := l.output(of) * perToken.Seconds()
+	l.wary = time.Duration(nanoseconds((l.exposure + whole/2) / (l.events + 0.5)))
+	l.atMost.Store(nanoseconds((l.exposure + whole*speed/2) / (l.events + 0.5)))
+	guess := l.guessed(of) * speed
+	if !l.measured {
 		guess = min(guess, guessMost.Seconds())
 	}
-	l.atMost.Store(nanoseconds((l.exposure + float64(l.output(of))*perToken.Seconds()/2) / (l.events + 0.5)))
 	seconds := (l.exposure + guess/2) / (l.events + 0.5)
 	// Before any has ended that is no estimate: they may all have begun at once, and
 	// end at once. They take twice as long as until now.
@@ -202,12 +203,11 @@ func (l *level) pace(now time.Duration, capacity float64) {
 // vain, once; budgets are often far above what answers take, and who is told the
 // time of a whole budget waits beside an idle pool.
 func (l *level) hopeful() time.Duration {
-	expected := time.Duration(l.atMost.Load())
 	if l.events >= 1 {
-		return expected
+		return l.wary
 	}
 	age := l.exposure / max(1, float64(l.live.Load()))
-	return min(expected, max(hope, time.Duration(2*age*float64(time.Second))))
+	return min(l.wary, max(hope, time.Duration(2*age*float64(time.Second))))
 }
 
 // blend moves a mean towards the mean of n more samples; the first samples are

@@ -217,7 +217,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 		p.places.Store(int64(view.Places))
 		p.reopens.Store(int64(now + view.Reopens))
 		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))
-		p.holds = p.limit*view.open() + float64(max(0, view.Elsewhere))
+		p.holds = view.holds(p.limit)
 		p.whole.Store(atLeastOne(p.holds))
 		p.fullAt.Store(fullAt(p.holds))
 		p.divide()
@@ -234,6 +234,14 @@ func (v *PoolView) open() float64 {
 		return 1
 	}
 	return max(0, 1-v.Closed/v.Limit)
+}
+
+// holds is how many requests the pool may well have in flight now, by its slewed
+// limit. Of that an endpoint which takes no more is a part for a while; what it has in
+// flight counts once.
+func (v *PoolView) holds(slewed float64) float64 {
+	slewed *= v.open()
+	return max(slewed, min(slewed, v.Limit-v.Closed)+float64(max(0, v.Elsewhere)))
 }
 
 // fullAt is from how many in flight on a pool is full. In a small one that is at

@@ -105,24 +105,31 @@ func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 	level := &b.pool.levels[b.ask.Level]
 	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
 	from, patience := b.span()
-	u.shorten(from+retryFloor, spacing)
+	u.shorten(from+retryFloor, spacing, level)
 	slot := max(from+retryFloor, u.tail) + spacing
 	wait := slot - b.now
 	if r.ShouldRetry = slot <= from+patience; r.ShouldRetry {
-		u.tail, u.laid = slot, max(u.laid, spacing)
+		u.lay(slot, spacing, level)
 	} else { // for who comes back all the same
 		wait = min(wait, max(retryCap, from-b.now))
 	}
 	r.RetryAfter = whole(wait + spread(b.ask.Seed, spacing/4))
 }
 
+// lay notes a slot that was given.
+func (u *use) lay(slot, spacing time.Duration, of *level) {
+	u.mixed = u.mixed || u.of != nil && u.of != of
+	u.tail, u.laid, u.of = slot, max(u.laid, spacing), of
+}
+
 // shorten moves up the tail of slots from a time on that were laid with more than
-// twice the spacing, as before the first request has ended; see line.shorten.
-func (u *use) shorten(from, spacing time.Duration) {
+// twice the spacing, as before the first request has ended; see line.shorten. Slots
+// of several levels stay: their spacings differ by what they are.
+func (u *use) shorten(from, spacing time.Duration, of *level) {
 	switch ahead := u.tail - from; {
 	case ahead <= 0:
-		u.laid = 0
-	case 2*spacing < u.laid:
+		u.laid, u.of, u.mixed = 0, nil, false
+	case 2*spacing < u.laid && !u.mixed && u.of == of:
 		u.tail = from + time.Duration(float64(ahead)*float64(spacing)/float64(u.laid))
 		u.laid = spacing
 	}

@@ -511,3 +511,40 @@ func TestSlotsOfWhoEntersEarlierAreUsed(t *testing.T) {
 		t.Errorf("%+v, %d slots, %d returned; want it admitted, and its slot used", v, waiting(), line.returned.Load())
 	}
 }
+
+// TestTurnsOfSeveralLevelsStayApart: short requests of a client don't move its long
+// ones up, whose turns are far apart for good reason.
+func TestTurnsOfSeveralLevelsStayApart(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1}), 100, nil)
+	ask := func(level fleet.BurstLevel) (Ask, Verdict) {
+		a := w.ask("a")
+		a.Level, a.Output = level, level.UpperBudget()
+		return a, w.Admit(&a)
+	}
+	for range 20 { // both levels are known: 100 ms and 5 s
+		for level, takes := range map[fleet.BurstLevel]time.Duration{0: 100 * time.Millisecond, 7: 5 * time.Second} {
+			a, v := ask(level)
+			if !v.Admitted {
+				t.Fatalf("%+v", v)
+			}
+			w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+			for left := takes; left > 0; left -= 100 * time.Millisecond {
+				w.tick(100 * time.Millisecond)
+			}
+			w.end(a.ID)
+			w.tick(0)
+		}
+	}
+	if _, v := ask(7); !v.Admitted {
+		t.Fatalf("%+v", v)
+	}
+	last := time.Duration(0)
+	for i := range 5 {
+		_, long := ask(7)
+		_, short := ask(0)
+		if !long.Refusal.ShouldRetry || long.Refusal.RetryAfter < last+2*time.Second || short.Refusal.RetryAfter < long.Refusal.RetryAfter-time.Second {
+			t.Errorf("turn %d: long ones are told %v after %v, short ones %v", i, long.Refusal.RetryAfter, last, short.Refusal.RetryAfter)
+		}
+		last = long.Refusal.RetryAfter
+	}
+}

@@ -34,13 +34,14 @@ func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 	return out
 }
 
-// expire ends the claims that nobody vouches for any more. Only while nobody
-// tells of ends do these pass for ends: otherwise requests would seem to take no
-// longer than their leases.
+// expire ends the claims that nobody vouches for any more. Only where nobody tells
+// of ends do these pass for ends: otherwise requests would seem to take no longer
+// than their leases. But where none does and they didn't, all their time in flight
+// would count and none of their ends, and leases would grow by themselves.
 func (g *Gate) expire(now time.Duration) {
 	g.ended = g.claims.expired(now, g.ended[:0])
 	for i := range g.ended {
-		if k := &g.ended[i]; g.blind.Load() {
+		if k := &g.ended[i]; g.blind.Load() || g.patchy.Load() && !k.confirmed {
 			k.release()
 		} else {
 			k.leave()
