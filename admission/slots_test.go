@@ -450,7 +450,7 @@ func TestTurnsBehindOwnRequestsMoveUp(t *testing.T) {
 		return v.Refusal.RetryAfter
 	}
 	before := time.Duration(0)
-	for range 5 {
+	for range 20 {
 		before = told()
 	}
 	for range 40 { // two at a time, of 200 ms each
@@ -549,6 +549,7 @@ func TestTurnsOfSeveralLevelsStayApart(t *testing.T) {
 	last := time.Duration(0)
 	for i := range 5 {
 		_, long := ask(7)
+		ask(0)
 		_, short := ask(0)
 		if !long.Refusal.ShouldRetry || long.Refusal.RetryAfter < last+2*time.Second || short.Refusal.RetryAfter < long.Refusal.RetryAfter-2*time.Second {
 			t.Errorf("turn %d: long ones are told %v after %v, short ones %v", i, long.Refusal.RetryAfter, last, short.Refusal.RetryAfter)
