@@ -537,3 +537,13 @@ func TestLapsedClaimsMakeRoom(t *testing.T) {
 		}
 	}
 }
+
+func TestUsualIsBetweenTheTwoLeases(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	if got := w.Usual("p", 3); got != 255*perToken {
+		t.Errorf("%v at a cold start; want the whole budget's", got)
+	}
+	if short, long, unknown := w.Usual("p", 0), w.Usual("p", 200), w.Usual("none", 3); short != unconfirmedLease || long != lease || unknown != lease {
+		t.Errorf("%v, %v and %v", short, long, unknown)
+	}
+}

@@ -284,6 +284,16 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	return true
 }
 
+// Usual is how long a request of a pool and level counts that no log entry tells of,
+// where the log of some Envoy doesn't come: 2 s … 25 s.
+func (g *Gate) Usual(pool string, level fleet.BurstLevel) time.Duration {
+	p := g.settings.Load().pools[pool]
+	if p == nil {
+		return lease
+	}
+	return p.levels[min(level, fleet.BurstLevels-1)].lease()
+}
+
 // lease is how long a request of the level counts that no log entry tells of,
 // where nobody tells of any.
 func (l *level) lease() time.Duration {

@@ -422,3 +422,20 @@ func TestWaitsAreNeverNoneNorTooLong(t *testing.T) {
 		t.Errorf("recommended concurrency %d", got.concurrency)
 	}
 }
+
+// TestPlacesCountForTheUsualTimeOfTheLevel, where nobody tells of ends: a budget may
+// be far above what answers take.
+func TestPlacesCountForTheUsualTimeOfTheLevel(t *testing.T) {
+	w, _ := gated(t)
+	m := chat(map[string]string{})
+	m.peek["max_tokens"] = 4096
+	w.ask(t, m)
+	if want := 4 * time.Second * 8; len(w.expected) != 1 || w.expected[0] != want { // of h100, level 7
+		t.Errorf("expected to take %v; want %v", w.expected, want)
+	}
+	m.route = "chat/other"
+	w.ask(t, m)
+	if got := w.expected[1]; got != 4096*tokenTime {
+		t.Errorf("what doesn't generate is expected to take %v", got)
+	}
+}

@@ -25,6 +25,9 @@ type Admission interface {
 	// Advise says when a request may come back that was admitted and that a server
 	// sent away.
 	Advise(*admission.Ask) admission.Refusal
+	// Usual is how long a request of a pool and level counts at most that nobody
+	// tells the end of.
+	Usual(pool string, level fleet.BurstLevel) time.Duration
 	// Cancel undoes an Admit that nothing came of.
 	Cancel(id string)
 }
@@ -143,8 +146,11 @@ func digits(b []byte) (n uint64, ok bool) {
 // ms, a usual target for inter-token latency.
 const tokenTime = 25 * time.Millisecond
 
-// expected is how long a request of that budget is expected to take; the ledger
+// expected is how long a request may count that nobody tells the end of; the ledger
 // bounds it.
-func expected(budget fleet.Tokens) time.Duration {
-	return time.Duration(min(budget, maxPrompt)) * tokenTime
+func (s *Service) expected(v *verdict, pool plan.PoolID) time.Duration {
+	if s.o.Admission != nil && v.class.Generates {
+		return s.o.Admission.Usual(v.plan.PoolName(pool), v.class.Level)
+	}
+	return time.Duration(min(v.budget, maxPrompt)) * tokenTime
 }

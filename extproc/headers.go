@@ -153,7 +153,7 @@ func (s *Service) reserve(v *verdict, at time.Time) bool {
 	}
 	v.reserved = s.o.Ledger.Reserve(v.idString, fleet.EndpointKey{
 		Pool: v.plan.PoolName(pick.Pool), Address: v.plan.Address(pick),
-	}, limit, expected(v.budget), at)
+	}, limit, s.expected(v, pick.Pool), at)
 	return v.reserved
 }
 

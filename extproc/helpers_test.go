@@ -30,7 +30,9 @@ type world struct {
 	events []Event
 	picks  map[string]fleet.EndpointKey
 	limits []int32 // of reservations
-	full   int     // reservations that are refused before one is granted
+	// expected is how long they are expected to take.
+	expected []time.Duration
+	full     int // reservations that are refused before one is granted
 	// answers are the upstreams' answers that were looked at.
 	answers []Answer
 }
@@ -104,9 +106,10 @@ func (w *world) observe(e Event) {
 	w.events = append(w.events, e)
 }
 
-func (w *world) Reserve(id string, pick fleet.EndpointKey, limit int32, _ time.Duration, _ time.Time) bool {
+func (w *world) Reserve(id string, pick fleet.EndpointKey, limit int32, expected time.Duration, _ time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.expected = append(w.expected, expected)
 	if w.full > 0 {
 		w.full--
 		return false
@@ -171,6 +174,10 @@ func (g *gate) Advise(a *admission.Ask) admission.Refusal {
 	g.asked = append(g.asked, *a)
 	g.advised++
 	return g.refusal
+}
+
+func (g *gate) Usual(pool string, level fleet.BurstLevel) time.Duration {
+	return time.Duration(len(pool)) * time.Second * time.Duration(1+level)
 }
 
 func (g *gate) Cancel(id string) { g.canceled = append(g.canceled, id) }

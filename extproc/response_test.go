@@ -323,6 +323,7 @@ func (quiet) Admit(*admission.Ask) admission.Verdict {
 func (quiet) Refuse(*admission.Ask, admission.Reason) admission.Refusal { return admission.Refusal{} }
 func (quiet) Early(*admission.Ask) bool                                 { return false }
 func (quiet) Advise(*admission.Ask) admission.Refusal                   { return admission.Refusal{} }
+func (quiet) Usual(string, fleet.BurstLevel) time.Duration              { return time.Second }
 func (quiet) Cancel(string)                                             {}
 
 // TestSlotIsThatOfTheCaller: the request is remembered until its answer comes.

@@ -14,21 +14,23 @@ func TestUnappliedDecisionsAreFoundByEnvoysID(t *testing.T) {
 	const id = "5b2f8c9e-7d1a-4e36-9f0b-2c4d6e8f0a1b"
 	m := chat(map[string]string{wire.HeaderRequestID: id})
 	want := metadata(w.ask(t, m), wire.NamespaceLog)[wire.KeyDecision]
-	if _, ok := w.Unapplied("another"); ok {
+	if _, ok := w.Unapplied("another", true); ok {
 		t.Error("a decision for an id that nobody had")
 	}
-	if _, ok := w.Unapplied(""); ok {
+	if _, ok := w.Unapplied("", true); ok {
 		t.Error("a decision for no id")
 	}
-	if got, ok := w.Unapplied(id); !ok || got != want {
-		t.Errorf("%q, %v; want %q", got, ok, want)
+	for _, last := range []bool{false, false, true} {
+		if got, ok := w.Unapplied(id, last); !ok || got != want {
+			t.Errorf("last %v: %q, %v; want %q", last, got, ok, want)
+		}
 	}
-	if got, ok := w.Unapplied(id); ok {
+	if got, ok := w.Unapplied(id, false); ok {
 		t.Errorf("%q a second time", got)
 	}
 	g.verdict = admission.Verdict{Reason: admission.ReasonTokens, Refusal: g.refusal}
 	w.ask(t, m)
-	if got, ok := w.Unapplied(id); ok {
+	if got, ok := w.Unapplied(id, true); ok {
 		t.Errorf("%q for a request that was refused: nothing counts it", got)
 	}
 }
@@ -45,7 +47,7 @@ func TestUnappliedIsRightOrSilent(t *testing.T) {
 				n := int64(1 + part + 8*i)
 				name := fmt.Sprint("request-", n)
 				u.put([]byte(name), ID{n: n})
-				if got, ok := u.take(name); ok {
+				if got, ok := u.find(name, true); ok {
 					found[part]++
 					if got != n {
 						t.Errorf("request %d has decision %d", n, got)

@@ -12,9 +12,15 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/scorer"
 	"github.com/fairlead-proxy/fairlead/telemetry"
@@ -232,6 +238,53 @@ func TestWithoutAnyLogRequestsCountForTheirTime(t *testing.T) {
 	}
 }
 
+// TestRequestsWithoutTheirDecisionAreStillThoseItCounted: one that went to a server
+// is followed there and settled; one that ended before gives its place back.
+func TestRequestsWithoutTheirDecisionAreStillThoseItCounted(t *testing.T) {
+	for _, ran := range []bool{true, false} {
+		r := newRuns(t, Options{})
+		r.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: "n"})
+		const envoys = "7a1e3f0c-8a55-9c3e-8a55-7a1e3f0c8a55"
+		r.decide(t, envoys)
+		if got := r.inFlight(); got != [2]int{1, 1} {
+			t.Fatalf("ledger and gate count %v", got)
+		}
+		end := fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: envoys, Code: 200, Cause: fleet.CauseOK, At: r.now}
+		if ran {
+			at := gpu
+			r.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: envoys, Attempt: 1, Endpoint: at, At: r.now})
+			r.pass(3 * time.Second)
+			if got := r.inFlight(); got != [2]int{1, 1} {
+				t.Errorf("ledger and gate count %v while it runs; want one each", got)
+			}
+			end.Endpoint = at
+		}
+		r.outcome(end)
+		if got := r.inFlight(); got != [2]int{} {
+			t.Errorf("ran %v: ledger and gate count %v after its end", ran, got)
+		}
+	}
+}
+
+// decide has ext_proc decide a request that Envoy gave that id.
+func (r *runs) decide(t *testing.T, requestID string) {
+	t.Helper()
+	message, err := proto.Marshal(&extprocv3.ProcessingRequest{
+		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+			{Key: "x-request-id", RawValue: []byte(requestID)}, {Key: ":method", RawValue: []byte("POST")},
+		}}}},
+		Attributes: map[string]*structpb.Struct{wire.AttributesKey: {Fields: map[string]*structpb.Value{
+			wire.AttributeRouteName: structpb.NewStringValue("chat"), wire.AttributeClusterName: structpb.NewStringValue("gpu"),
+		}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.extproc.Exchange(nil, message); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestEndpointsThatLeaveDrainFirst, and come back where the new config is not
 // taken.
 func TestEndpointsThatLeaveDrainFirst(t *testing.T) {
@@ -245,11 +298,14 @@ func TestEndpointsThatLeaveDrainFirst(t *testing.T) {
 	}
 	before := states()
 	next := twoServers()
-	if _, leaving := s.retire(next); leaving {
+	if _, _, leaving := s.retire(next); leaving {
 		t.Error("nobody leaves")
 	}
 	next.Pools[0].Endpoints = next.Pools[0].Endpoints[:1]
-	restore, leaving := s.retire(next)
+	restore, since, leaving := s.retire(next)
+	if since != s.ticks {
+		t.Errorf("since tick %d, now %d", since, s.ticks)
+	}
 	if got := states(); !leaving || len(got) != 2 || got[0] != before[0] || got[1] != fleet.StateDraining {
 		t.Errorf("leaving %v, states %v; want the second to drain", leaving, got)
 	}
@@ -258,11 +314,44 @@ func TestEndpointsThatLeaveDrainFirst(t *testing.T) {
 		t.Errorf("states %v after all; want %v", got, before)
 	}
 	next.Pools[0].Endpoints[0].Address = netip.MustParseAddrPort("10.9.9.9:1")
-	if _, leaving := s.retire(next); leaving {
+	if _, _, leaving := s.retire(next); leaving {
 		t.Error("all are replaced: the pool would stand empty until the others are there")
 	}
 	if s.config.Pools[0].Endpoints[1].Drain {
 		t.Error("the config in force was changed")
+	}
+}
+
+// TestWorkOnServersThatLeftIsWorkElsewhere, for as long as it runs and they don't
+// come back.
+func TestWorkOnServersThatLeftIsWorkElsewhere(t *testing.T) {
+	s := newViewed(t, twoServers())
+	s.step(time.Now())
+	key := s.key(1)
+	for i := range 3 {
+		s.ledger.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: fmt.Sprintf("1718924567123-007-%04d", i), Attempt: 1, Endpoint: key, At: time.Now()})
+	}
+	told := func(what string, inFlight, elsewhere, places int) {
+		t.Helper()
+		s.step(time.Now())
+		if got := s.views[0]; got.InFlight != inFlight || got.Elsewhere != elsewhere || got.Places != places {
+			t.Errorf("%s: told %+v; want %d in flight, %d of them elsewhere, %d places", what, got, inFlight, elsewhere, places)
+		}
+	}
+	told("both there", 3, 0, 128)
+	less := twoServers()
+	less.Pools[0].Endpoints = less.Pools[0].Endpoints[:1]
+	s.reconfigure(less, nil)
+	told("one has left", 3, 3, 64+3)
+	s.reconfigure(twoServers(), nil)
+	told("it is back", 3, 0, 128)
+	s.reconfigure(less, nil)
+	for i := range 3 {
+		s.ledger.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: fmt.Sprintf("1718924567123-007-%04d", i), At: time.Now()})
+	}
+	told("all ended", 0, 0, 64)
+	if len(s.departed) != 0 {
+		t.Errorf("%v are remembered", s.departed)
 	}
 }
 

@@ -362,7 +362,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		{"fairlead.config.reloads", "Changes of the config file, by result.", single(m.reloads, "result")},
 		{"fairlead.model.reloads", "Changes of the model file, by result.", single(m.models, "result")},
 		{"fairlead.requests.held", "Requests that found no place and were held in ext_proc for up to 60 ms, by what became of them.", single(m.held, "result")},
-		{"fairlead.request.anomalies", "Requests with an unknown strategy or a temperature or top_k out of range, and ext_proc messages that could not be read; they go on. Also decisions that did not reach their requests (decision_unapplied): the caller had left.", single(m.anomalies, "kind")},
+		{"fairlead.request.anomalies", "Requests with an unknown strategy or a temperature or top_k out of range, and ext_proc messages that could not be read; they go on. Also decisions that did not reach their requests (decision_unapplied): the caller had left, or ext_proc was late.", single(m.anomalies, "kind")},
 		{"fairlead.ledger.dropped", "Attempts that were not counted as in flight because the ledger was full.", func(o metric.Int64Observer) {
 			o.Observe(int64(dropped()))
 		}},

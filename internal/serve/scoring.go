@@ -32,6 +32,9 @@ type scoring struct {
 	// prompts counts prompt tokens as they are sent.
 	prompts *prompts
 	ratios  *ratios
+	// departed are endpoints that have left the config and may have requests in
+	// flight still.
+	departed map[fleet.EndpointKey]bool
 	// admit tells admission of the pools and returns what it makes of them, in the
 	// same order.
 	admit func(time.Time, []admission.PoolView) []admission.PoolState
@@ -65,7 +68,10 @@ type tracker struct {
 }
 
 func newScoring(model scoringModel, ledger *accesslog.Ledger, admit func(time.Time, []admission.PoolView) []admission.PoolState) *scoring {
-	return &scoring{model: model, judge: scorer.NewJudge(model), ledger: ledger, prompts: new(prompts), ratios: newRatios(), admit: admit}
+	return &scoring{
+		model: model, judge: scorer.NewJudge(model), ledger: ledger, prompts: new(prompts), ratios: newRatios(), admit: admit,
+		departed: map[fleet.EndpointKey]bool{},
+	}
 }
 
 // setModel replaces the risk model from the next tick on; states stay.
@@ -96,42 +102,53 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 			pools[p.Name] = &scaling{}
 		}
 	}
+	for key := range s.endpoints {
+		if next[key] == nil {
+			s.departed[key] = true
+		}
+	}
+	for key := range s.departed {
+		if next[key] != nil || pools[key.Pool] == nil {
+			delete(s.departed, key)
+		}
+	}
 	s.config, s.routes, s.endpoints, s.scaling = cfg, routeInputs(cfg, byHand), next, pools
 	s.ratios.reconfigure(cfg)
 	s.bucketed = time.Time{} // what people see follows at once
 }
 
 // retire drains the endpoints that the next configuration has no more, in pools of
-// which some stay: of others all requests would go past the pool meanwhile. It
-// reports whether there are any. restore takes that back.
-func (s *scoring) retire(next *fleet.Config) (restore func(), leaving bool) {
+// which half stay: of others too many requests would go past the pool until new
+// endpoints are there. It reports whether there are any, and the last tick without
+// that. restore takes it back.
+func (s *scoring) retire(next *fleet.Config) (restore func(), since uint64, leaving bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.config
 	if before == nil {
-		return func() {}, false
+		return func() {}, 0, false
 	}
-	stay := map[fleet.EndpointKey]bool{}
-	for _, p := range next.Pools {
-		for _, e := range p.Endpoints {
-			stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] = true
-		}
-	}
+	stay := endpointsOf(next)
 	retired := *before
 	retired.Pools = slices.Clone(before.Pools)
 	for i := range retired.Pools {
 		p := &retired.Pools[i]
-		stays := func(e fleet.Endpoint) bool {
-			return stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] && !e.Drain
-		}
-		if !slices.ContainsFunc(p.Endpoints, stays) {
-			continue
-		}
-		p.Endpoints = slices.Clone(p.Endpoints)
-		for k := range p.Endpoints {
-			if e := &p.Endpoints[k]; !e.Drain && !stays(*e) {
-				e.Drain, leaving = true, true
+		left := slices.Clone(p.Endpoints)
+		staying, serving := 0, 0
+		for k := range left {
+			e := &left[k]
+			if e.Drain {
+				continue
 			}
+			serving++
+			if stay[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] {
+				staying++
+			} else {
+				e.Drain = true
+			}
+		}
+		if 2*staying >= serving && staying < serving {
+			p.Endpoints, leaving = left, true
 		}
 	}
 	if leaving {
@@ -141,7 +158,17 @@ func (s *scoring) retire(next *fleet.Config) (restore func(), leaving bool) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.config = before
-	}, leaving
+	}, s.ticks, leaving
+}
+
+func endpointsOf(cfg *fleet.Config) map[fleet.EndpointKey]bool {
+	out := map[fleet.EndpointKey]bool{}
+	for _, p := range cfg.Pools {
+		for _, e := range p.Endpoints {
+			out[fleet.EndpointKey{Pool: p.Name, Address: e.Address}] = true
+		}
+	}
+	return out
 }
 
 // read takes one reading; it never blocks for long.
@@ -462,17 +489,37 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 // sides.
 func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.PoolView {
 	out := make([]admission.PoolView, len(pools))
+	gone := s.stillRunning()
 	for i := range pools {
 		out[i].Name = pools[i].Name
 		out[i].Reopens = s.reopens(now, &pools[i])
-		viewEndpoints(&out[i], pools[i].Endpoints)
+		viewEndpoints(&out[i], pools[i].Endpoints, gone[pools[i].Name])
 	}
 	return out
 }
 
-// viewEndpoints sums up the endpoints of a pool.
-func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput) {
-	serving, open, left := false, false, 0
+// stillRunning counts, by pool, what is in flight at endpoints that the config has no
+// more, and forgets those with nothing.
+func (s *scoring) stillRunning() map[string]int {
+	if len(s.departed) == 0 {
+		return nil
+	}
+	out := map[string]int{}
+	for key := range s.departed {
+		if n := s.ledger.InFlight(s.ledger.Slot(key)); n > 0 {
+			out[key.Pool] += int(n)
+		} else {
+			delete(s.departed, key)
+		}
+	}
+	return out
+}
+
+// viewEndpoints sums up the endpoints of a pool, of which gone requests are at
+// endpoints that it has no more.
+func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, gone int) {
+	serving, open, left := false, false, gone
+	out.InFlight, out.Elsewhere = gone, gone
 	for k := range endpoints {
 		e := &endpoints[k]
 		out.InFlight += int(e.InFlight)

@@ -377,21 +377,32 @@ func (s *Server) readiness() error {
 // outcome takes what Envoy logged to the ledger, the scoring and the metrics.
 func (s *Server) outcome(o fleet.Outcome) {
 	s.metrics.outcome(o)
-	if o.Kind == fleet.RequestEnded && !accesslog.Decided(o.ID) {
-		s.unapplied(o.ID)
+	if !accesslog.Decided(o.ID) {
+		s.unapplied(&o)
 	}
 	s.ledger.Apply(o)
 	s.gate.Apply(o)
 	s.scoring.outcome(o)
 }
 
-// unapplied gives back what was counted for a request that ended before its
-// decision reached it.
-func (s *Server) unapplied(requestID string) {
-	if id, ok := s.extproc.Unapplied(requestID); ok {
+// unapplied looks for the decision of a request that Envoy logs without one. A
+// request that went to a server without it is what was counted by it all the same;
+// one that ended before gives that back.
+func (s *Server) unapplied(o *fleet.Outcome) {
+	over := o.Kind == fleet.RequestEnded
+	id, ok := s.extproc.Unapplied(o.ID, over)
+	if !ok {
+		return
+	}
+	if over {
+		s.metrics.anomalies.add("decision_unapplied", 1)
+	}
+	switch {
+	case o.Endpoint.Address.IsValid():
+		o.ID = id
+	case over:
 		s.ledger.Cancel(id)
 		s.gate.Drop(id)
-		s.metrics.anomalies.add("decision_unapplied", 1)
 	}
 }
 
@@ -461,9 +472,9 @@ func (s *Server) observeRequest(e extproc.Event) {
 // what was steered there would go to any that are left, full or not.
 func (s *Server) submit(cfg *fleet.Config) error {
 	byHand := s.splits.effective(cfg)
-	restore, leaving := s.scoring.retire(cfg)
+	restore, since, leaving := s.scoring.retire(cfg)
 	if leaving {
-		s.awaitPlan()
+		s.awaitPlan(since)
 	}
 	err := s.publish.Submit(xds.Target{Config: cfg, Runtime: envoy.Runtime{
 		ExtProc:   cfg.Serve.ExtProc,
@@ -479,12 +490,11 @@ func (s *Server) submit(cfg *fleet.Config) error {
 	return nil
 }
 
-// awaitPlan waits until a tick has put another plan in force, some ticks at most.
-func (s *Server) awaitPlan() {
-	before := s.plan.Load()
+// awaitPlan waits for the plan of a tick after that one, some ticks at most.
+func (s *Server) awaitPlan(since uint64) {
 	for range 8 {
 		time.Sleep(tickEvery / 2)
-		if s.plan.Load() != before {
+		if s.plan.Load().Tick() > since {
 			return
 		}
 	}
