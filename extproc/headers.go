@@ -214,6 +214,7 @@ func (v *verdict) classify(r *request) bool {
 	if generates {
 		v.class.Budget = in.declared()
 		v.class.Prompt = promptTokens(r.bodyBytes, v.info.BytesPerToken)
+		v.class.PromptAtLeast = min(v.class.Prompt, promptTokens(r.bodyBytes, longestToken))
 		if v.info.Affinity == fleet.AffinitySession {
 			v.class.Session = r.session(v.info.ReadUser)
 		}

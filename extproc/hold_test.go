@@ -393,3 +393,22 @@ func TestWhoIsNotHeld(t *testing.T) {
 		})
 	}
 }
+
+// TestClosedPoolsBehindTheFirstEndTheChain: nobody is asked twice for pools that have
+// no room.
+func TestClosedPoolsBehindTheFirstEndTheChain(t *testing.T) {
+	w, g := gated(t, func(in *plan.Inputs, _ *Options) {
+		in.Pools = append(in.Pools, pool("third", "10.0.2.1:8000"))
+		in.Pools[2].Endpoints[0].Slot, in.Pools[2].Endpoints[0].Closed = 9, true
+		in.Routes[0].Split, in.Routes[0].Strategy = []string{"h100", "a100", "third"}, fleet.StrategyLegacy
+	})
+	g.full, g.why = 100, admission.ReasonBusy
+	w.exchange(t, chat(map[string]string{}).proto())
+	var pools []string
+	for _, a := range g.asked {
+		pools = append(pools, a.Pool)
+	}
+	if want := []string{"h100", "a100", "h100", "h100"}; !slices.Equal(pools, want) || w.lastEvent().Action != plan.ActionRefuse {
+		t.Errorf("asked for %v, %+v; want %v", pools, w.lastEvent(), want)
+	}
+}

@@ -9,12 +9,16 @@ import (
 // that servers are run with.
 const maxPrompt fleet.Tokens = 1 << 20
 
+// longestToken is more bytes than tokens of long texts have on average, in any
+// language and with any tokenizer in use: English has about four and a half.
+const longestToken = 6
+
 // promptTokens estimates a prompt's length from the body's and from the route's
 // ratio, plan.RouteInfo.BytesPerToken; 0 stands for unknown in both lengths.
 // JSON's own characters count as text, so short prompts are overrated by some
 // ten tokens; an image inside the body is overrated many times over. So the
-// estimate only prefers endpoints (see plan.Class) and is what a limit on tokens
-// reserves until usage is known.
+// estimate only prefers endpoints (see plan.Class), is what a limit on tokens reserves
+// until usage is known, and on routes that want it refuses who may come back.
 func promptTokens(bodyBytes int64, bytesPerToken float64) fleet.Tokens {
 	if !(bytesPerToken > 0) {
 		bytesPerToken = plan.DefaultBytesPerToken

@@ -245,8 +245,8 @@ func (r *refusal) cost() fleet.Tokens {
 func (r *refusal) appendNeverFits(b []byte) []byte {
 	b = appendAmount(append(b, "A request of "...), r.v.class.Budget)
 	b = append(b, " output tokens"...)
-	if r.v.class.Prompt > 0 {
-		b = append(appendAmount(append(b, " behind a prompt of about "...), r.v.class.Prompt), " tokens"...)
+	if n := r.v.class.PromptAtLeast; n > 0 {
+		b = append(appendAmount(append(b, " behind a prompt of at least "...), n), " tokens"...)
 	}
 	b = append(b, " is more than the whole KV cache of any model server: "...)
 	if r.limit > 0 {

@@ -163,6 +163,24 @@ func TestNoRoomTellsWhatFits(t *testing.T) {
 	}
 }
 
+// TestLearnedRatiosRefuseNobodyForGood: whoever teaches a model that its tokens are a
+// byte long makes others' prompts no longer than they can be.
+func TestLearnedRatiosRefuseNobodyForGood(t *testing.T) {
+	w, _ := gated(t, func(in *plan.Inputs, _ *Options) {
+		for p := range in.Pools {
+			for e := range in.Pools[p].Endpoints {
+				in.Pools[p].Endpoints[e].KVSize, in.Pools[p].Endpoints[e].KVFree = 30_000, 30_000
+			}
+		}
+		in.Routes[0].NoRoom, in.Routes[0].BytesPerToken = fleet.OversizeRefuse, 1
+	})
+	m := chat(map[string]string{"content-length": "100000"})
+	m.peek["max_tokens"] = 100
+	if imm := w.ask(t, m).GetImmediateResponse(); imm.GetStatus().GetCode() != 429 {
+		t.Errorf("%v; want it told that there is no room now", imm)
+	}
+}
+
 // TestWhatNoKVCacheEverHoldsIsA400: waiting doesn't help, and nothing is reserved.
 func TestWhatNoKVCacheEverHoldsIsA400(t *testing.T) {
 	for _, row := range []struct {
@@ -172,9 +190,9 @@ func TestWhatNoKVCacheEverHoldsIsA400(t *testing.T) {
 		fits   int
 		want   string
 	}{
-		{"chat", 6000, "4000", 4000, "A request of 6000 output tokens behind a prompt of about 1000 tokens is more than the whole KV cache of any model server: set max_tokens to 4000 or less."},
+		{"chat", 6000, "6000", 4000, "A request of 6000 output tokens behind a prompt of at least 1000 tokens is more than the whole KV cache of any model server: set max_tokens to 4000 or less."},
 		{"messages", 6000, "0", 5000, "A request of 6000 output tokens is more than the whole KV cache of any model server: set max_tokens to 5000 or less."},
-		{"chat", 10, "40000", 0, "A request of 10 output tokens behind a prompt of about 10000 tokens is more than the whole KV cache of any model server: shorten the prompt."},
+		{"chat", 10, "60000", 0, "A request of 10 output tokens behind a prompt of at least 10000 tokens is more than the whole KV cache of any model server: shorten the prompt."},
 	} {
 		w, g := gated(t, func(in *plan.Inputs, _ *Options) {
 			for p := range in.Pools {

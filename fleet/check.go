@@ -344,6 +344,10 @@ func clientIDFault(key ClientKey, id string) string {
 		if whole := len(hex) == 64 || len(hex) == 32; !ok || !whole || strings.Trim(hex, "0123456789abcdef") != "" {
 			return "sha256: and the 64 hex digits in lower case, or the first 32, of the hash of the header's value in its usual spelling (such as Bearer sk-…)"
 		}
+	case ClientKeyJWT, ClientKeyMTLS:
+		if hex, ok := strings.CutPrefix(id, "sha256:"); ok && (len(hex) == 32 || len(hex) == 64) && strings.Trim(hex, "0123456789abcdef") == "" {
+			return "the value itself, not its hash"
+		}
 	case ClientKeyAddress:
 		a, err := netip.ParseAddr(id)
 		if err != nil || a.Unmap().String() != id || a.Is6() && netip.PrefixFrom(a, 64).Masked().Addr() != a {

@@ -174,9 +174,10 @@ func (r *route) checkSize(c *Class) (Decision, bool) {
 	}
 	for _, has := range [...]struct {
 		tokens int32
+		prompt fleet.Tokens
 		why    Reason
-	}{{r.whole, ReasonNeverFits}, {r.room, ReasonNoRoom}} {
-		if fits := fleet.Tokens(has.tokens) - max(c.Prompt, 0); c.Budget > fits && has.tokens < math.MaxInt32 {
+	}{{r.whole, c.PromptAtLeast, ReasonNeverFits}, {r.room, c.Prompt, ReasonNoRoom}} {
+		if fits := fleet.Tokens(has.tokens) - max(has.prompt, 0); c.Budget > fits && has.tokens < math.MaxInt32 {
 			return refuse(has.why, max(fits, 0))
 		}
 	}

@@ -259,10 +259,10 @@ func oracleSize(in Inputs, r RouteInput, c Class) (Reason, fleet.Tokens) {
 		all = append(all, oraclePool(in, name).Endpoints...)
 	}
 	all = slices.DeleteFunc(all, func(e EndpointInput) bool { return e.State == fleet.StateDraining })
-	needs := func(e EndpointInput) bool { return e.KVSize > 0 && e.KVSize < max(c.Prompt, 0)+c.Budget }
+	needs := func(e EndpointInput) bool { return e.KVSize > 0 && e.KVSize < max(c.PromptAtLeast, 0)+c.Budget }
 	if r.NoRoom == fleet.OversizeRefuse && len(all) > 0 && !slices.ContainsFunc(all, func(e EndpointInput) bool { return !needs(e) }) {
 		largest := slices.MaxFunc(all, func(a, b EndpointInput) int { return int(a.KVSize - b.KVSize) })
-		return ReasonNeverFits, max(largest.KVSize-max(c.Prompt, 0), 0)
+		return ReasonNeverFits, max(largest.KVSize-max(c.PromptAtLeast, 0), 0)
 	}
 	most := fleet.Tokens(0)
 	for _, name := range append(slices.Clone(r.Split), r.Fallback...) {

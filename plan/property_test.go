@@ -78,16 +78,17 @@ func poolNames(in Inputs) []string {
 
 func drawClass(t *rapid.T, in Inputs) Class {
 	return Class{
-		Route:     RouteID(rapid.IntRange(-1, len(in.Routes)).Draw(t, "route")),
-		Arm:       PoolID(rapid.IntRange(-1, len(in.Pools)).Draw(t, "arm")),
-		Level:     fleet.BurstLevel(rapid.IntRange(0, fleet.BurstLevels-1).Draw(t, "level")),
-		Strategy:  rapid.SampledFrom([]fleet.Strategy{0, fleet.StrategyLegacy, fleet.StrategyDynamic, fleet.StrategyDynamic}).Draw(t, "strategy"),
-		Prompt:    rapid.SampledFrom([]fleet.Tokens{-5, 0, 0, 1, 90, 300, 4000, 1 << 40}).Draw(t, "prompt"),
-		Budget:    rapid.SampledFrom([]fleet.Tokens{0, 0, 50, 500, 5000}).Draw(t, "budget"),
-		Zone:      ZoneID(rapid.IntRange(0, 4).Draw(t, "zone")),
-		Session:   Session(rapid.SampledFrom([]uint64{0, 1, 2, 1 << 60}).Draw(t, "session")),
-		Generates: rapid.Bool().Draw(t, "generates"),
-		Past:      rapid.SampledFrom([]uint8{0, 0, 0, 1, 2, 9}).Draw(t, "past"),
+		Route:         RouteID(rapid.IntRange(-1, len(in.Routes)).Draw(t, "route")),
+		Arm:           PoolID(rapid.IntRange(-1, len(in.Pools)).Draw(t, "arm")),
+		Level:         fleet.BurstLevel(rapid.IntRange(0, fleet.BurstLevels-1).Draw(t, "level")),
+		Strategy:      rapid.SampledFrom([]fleet.Strategy{0, fleet.StrategyLegacy, fleet.StrategyDynamic, fleet.StrategyDynamic}).Draw(t, "strategy"),
+		Prompt:        rapid.SampledFrom([]fleet.Tokens{-5, 0, 0, 1, 90, 300, 4000, 1 << 40}).Draw(t, "prompt"),
+		PromptAtLeast: rapid.SampledFrom([]fleet.Tokens{-5, 0, 60, 200, 3000, 1 << 40}).Draw(t, "prompt at least"),
+		Budget:        rapid.SampledFrom([]fleet.Tokens{0, 0, 50, 500, 5000}).Draw(t, "budget"),
+		Zone:          ZoneID(rapid.IntRange(0, 4).Draw(t, "zone")),
+		Session:       Session(rapid.SampledFrom([]uint64{0, 1, 2, 1 << 60}).Draw(t, "session")),
+		Generates:     rapid.Bool().Draw(t, "generates"),
+		Past:          rapid.SampledFrom([]uint8{0, 0, 0, 1, 2, 9}).Draw(t, "past"),
 	}
 }
 

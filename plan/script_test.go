@@ -204,7 +204,10 @@ func (s *script) decide(args map[string]string) (string, error) {
 	budget, _ := strconv.Atoi(args["budget"])
 	c.Budget = fleet.Tokens(budget)
 	prompt, _ := strconv.Atoi(args["prompt"])
-	c.Prompt = fleet.Tokens(prompt)
+	c.Prompt, c.PromptAtLeast = fleet.Tokens(prompt), fleet.Tokens(prompt)
+	if least, err := strconv.Atoi(args["least"]); err == nil {
+		c.PromptAtLeast = fleet.Tokens(least)
+	}
 	c.Zone = s.plan.Zone(args["zone"])
 	c.Session = SessionOf([]byte(args["session"]))
 	seeds, err := strconv.Atoi(args["seeds"])

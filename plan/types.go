@@ -199,6 +199,9 @@ type Class struct {
 	// Generates is false for paths that do not generate tokens: such requests
 	// are steered but never shed.
 	Generates bool
+	// PromptAtLeast is what the prompt has at least, however long its tokens are: a
+	// request is refused for good only by that.
+	PromptAtLeast fleet.Tokens
 	// Past is how many pools at the begin of the chain are passed by, as when
 	// admission let the request into none of them.
 	Past uint8
