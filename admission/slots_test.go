@@ -556,3 +556,35 @@ func TestTurnsOfSeveralLevelsStayApart(t *testing.T) {
 		last = long.Refusal.RetryAfter
 	}
 }
+
+// TestSlotsThatWereLentAreForgivenOnce: a first try may have used the slot of a
+// return, which comes at that time, once, and not much later.
+func TestSlotsThatWereLentAreForgivenOnce(t *testing.T) {
+	const far = 30 * time.Second
+	at := 100 * time.Millisecond
+	type come struct {
+		at               time.Duration
+		retry            int
+		early, due, used bool
+	}
+	for name, comes := range map[string][]come{
+		"a sibling, then its owner, then one too early": {{at, 0, false, true, true}, {at + 1, 1, false, true, false}, {at + 2, 1, true, false, false}},
+		"its owner, then one too early":                 {{at, 1, false, true, true}, {at + 1, 1, true, false, false}},
+		"a sibling, then its owner much too late":       {{at, 0, false, true, true}, {at + abandoned + 1, 1, true, false, false}},
+		"two siblings, then one owner":                  {{at, 0, false, true, true}, {at + 1, 0, false, false, false}, {at + 2, 1, false, true, false}, {at + 3, 1, true, false, false}},
+		"long ago lent":                                 {{at, 0, false, true, true}, {far, 0, false, true, true}, {far + 1, 1, false, true, false}, {far + 2, 1, false, false, false}},
+	} {
+		s, l := slots{}, &line{}
+		s.add(slot{at: at})
+		s.add(slot{at: far})
+		for i, c := range comes {
+			if got, want := s.premature(c.at, c.retry), c.early; got != want {
+				t.Errorf("%s, %d: premature %v", name, i, got)
+			}
+			early, due, used := s.arrive(c.at, c.retry, l)
+			if early != c.early || due != c.due || used != c.used {
+				t.Errorf("%s, %d: early %v, due %v, used %v; want %+v", name, i, early, due, used, c)
+			}
+		}
+	}
+}
