@@ -65,6 +65,7 @@ type pool struct {
 	step     uint64  // the one it took part in last
 	known    bool    // a view of it was seen
 	limit    float64 // of all endpoints but those that drain
+	part     float64 // of PoolView.Capacity, slewed
 	holds    float64 // how many requests may well be in flight now
 	loosened int64   // the second up to which loose requests were ended
 	demands  []demand
@@ -171,20 +172,31 @@ func (p *pool) end(of fleet.BurstLevel) {
 	p.live.Add(-1)
 }
 
-// slew moves the limit towards what it should be.
-func (p *pool) slew(limit float64, dt time.Duration) {
-	if !(limit >= 0) || math.IsInf(limit, 1) {
+// slew moves the limit towards what it should be: its part of what the config lets
+// the endpoints have, which itself counts at once. Where all drain, that part stays
+// for when they are back.
+func (p *pool) slew(view *PoolView, dt time.Duration) {
+	if !(view.Limit >= 0) || math.IsInf(view.Limit, 1) {
 		return // no number to go by
 	}
-	if !p.known {
-		p.limit, p.known = limit, true
+	if view.Capacity < 0 {
+		p.limit = 0
 		return
 	}
-	down := p.limit * math.Pow(1-fastestDown, dt.Seconds())
-	// Up from nothing, a tenth of it more is nothing: one request a second is
-	// always allowed.
-	up := max(p.limit*math.Pow(1+fastestUp, dt.Seconds()), p.limit+dt.Seconds())
-	p.limit = min(max(limit, down), up)
+	capacity := view.Capacity
+	if capacity == 0 {
+		capacity = 1
+	}
+	part := view.Limit / capacity
+	if p.known {
+		down := p.part * math.Pow(1-fastestDown, dt.Seconds())
+		// Up from nothing, a tenth of it more is nothing: one request a second is
+		// always allowed.
+		up := max(p.part*math.Pow(1+fastestUp, dt.Seconds()), p.part+dt.Seconds()/capacity)
+		part = min(max(part, down), up)
+	}
+	p.part, p.known = part, true
+	p.limit = part * capacity
 }
 
 // begin starts a step: what clients want is gathered after it.
@@ -213,7 +225,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.due.Store(p.coming)
 	p.soon.Store(p.hoping)
 	if view != nil {
-		p.slew(view.Limit, dt)
+		p.slew(view, dt)
 		p.places.Store(int64(view.Places))
 		p.reopens.Store(int64(now + view.Reopens))
 		p.foreign.Store(max(0, int64(view.InFlight)-p.live.Load()))

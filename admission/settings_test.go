@@ -417,3 +417,37 @@ func TestHalfClosedPoolsAreDividedByWhatIsOpen(t *testing.T) {
 		t.Errorf("the hog has all that is open, and gets %+v", v)
 	}
 }
+
+// TestWhatTheConfigTakesAndGivesCountsAtOnce: a pool that was drained holds what it
+// did when it is back, and one that grows what it is now; risk alone slews.
+func TestWhatTheConfigTakesAndGivesCountsAtOnce(t *testing.T) {
+	w := &world{clock: &clock{}}
+	w.Gate = New(Options{Config: config(), Now: w.clock.now})
+	limit := func(v PoolView) float64 {
+		v.Name = "p"
+		w.clock.advance(50 * time.Millisecond)
+		return w.Step(w.clock.now(), []PoolView{v})[0].Limit
+	}
+	is := func(what string, got, want float64) {
+		t.Helper()
+		if math.Abs(got-want) > 0.01*want {
+			t.Errorf("%s: a limit of %v; want %v", what, got, want)
+		}
+	}
+	usual := PoolView{Limit: 90, Capacity: 100}
+	limit(usual)
+	for range 100 {
+		limit(usual)
+	}
+	is("at a risk of 0.1", limit(usual), 90)
+	for range 1000 {
+		is("drained", limit(PoolView{Capacity: None}), 0)
+	}
+	is("back", limit(usual), 90)
+	is("twice as large", limit(PoolView{Limit: 180, Capacity: 200}), 180)
+	is("half as large", limit(PoolView{Limit: 45, Capacity: 50}), 45)
+	got := limit(PoolView{Limit: 5, Capacity: 50})
+	if got < 43 || got >= 45 {
+		t.Errorf("a limit of %v 50 ms after the risk rose; want it to fall slowly", got)
+	}
+}

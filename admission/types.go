@@ -208,8 +208,11 @@ type Limiter interface {
 	Settle(t Ticket, used fleet.Tokens)
 }
 
-// Unbounded stands for Places without a limit.
-const Unbounded = -1
+// Unbounded stands for Places without a limit, None for no Capacity at all.
+const (
+	Unbounded = -1
+	None      = -1
+)
 
 // PoolView is what the tick tells of a pool.
 type PoolView struct {
@@ -218,6 +221,10 @@ type PoolView struct {
 	// slew. Those that told callers to stay away for now are in it; Closed is their
 	// part of it.
 	Limit, Closed float64
+	// Capacity is what its endpoints may have in flight by the config, at no risk;
+	// those that drain have none. It counts without slew: the config's changes are
+	// meant. 0 is unknown, and then Limit itself slews; None where all drain.
+	Capacity float64
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int
 	// Elsewhere is how many of them are at endpoints that take no further ones:

@@ -244,3 +244,42 @@ routes:
 		t.Errorf("the server that stays had %d at a time; its limit is 4", n)
 	}
 }
+
+// TestDrainedPoolsComeBackWhole: a pool of 64 places was drained for a while.
+func TestDrainedPoolsComeBackWhole(t *testing.T) {
+	m := newModelServer(t)
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		pause(r.Context(), 200*time.Millisecond)
+		_, _ = io.WriteString(w, `{}`)
+	}))
+	config := func(drain bool) string {
+		return fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ { name: gpu, address: %q, drain: %v } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`, m.addr(), drain)
+	}
+	s := startServed(t, config(false))
+	put := func(drain bool, state string) {
+		s.write(t, "", strings.Replace(config(drain), "LISTEN", s.listen, 1))
+		envoytest.Eventually(t, "the server "+state, func() bool { return (s.endpoint(t, "gpu").State == "draining") == drain })
+	}
+	put(true, "drains")
+	pause(t.Context(), 5*time.Second) // in which a slew would come to a tenth
+	put(false, "is back")
+	envoytest.Eventually(t, "an answer", func() bool { return s.postOnce(t, chatPath, `{"max_tokens":4}`).status == http.StatusOK })
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	var served, refused atomic.Int64
+	var parts sync.WaitGroup
+	for i := range 40 {
+		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i%2), &served, &refused) })
+	}
+	parts.Wait()
+	t.Logf("served %d, refused %d", served.Load(), refused.Load())
+	if refused.Load()*20 > served.Load() {
+		t.Errorf("refused %d beside %d served; want none of 40 on 64 places but where the machine stalls", refused.Load(), served.Load())
+	}
+}

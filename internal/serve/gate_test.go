@@ -86,11 +86,11 @@ func TestAdmissionIsToldWhatEndpointsCanHold(t *testing.T) {
 			endpoint(8, func(e *plan.EndpointInput) { e.State = fleet.StateDraining }),
 		}},
 	})
-	want := admission.PoolView{Name: "h100", Limit: 10*0.75 + 10*0.9 + 20*0.5, Closed: 10 * 0.9, InFlight: 17, Elsewhere: 14, Places: 40 + 6}
+	want := admission.PoolView{Name: "h100", Limit: 10*0.75 + 10*0.9 + 20*0.5, Closed: 10 * 0.9, InFlight: 17, Elsewhere: 14, Places: 40 + 6, Capacity: 4 * 64}
 	if got := views[0]; got != want {
 		t.Errorf("told %+v; want %+v", got, want)
 	}
-	if got := views[1]; got != (admission.PoolView{Name: "empty", Places: admission.Unbounded}) {
+	if got := views[1]; got != (admission.PoolView{Name: "empty", Places: admission.Unbounded, Capacity: admission.None}) {
 		t.Errorf("told %+v of a pool without endpoints", got)
 	}
 	free := s.poolViews(time.Now(), []plan.PoolInput{{Name: "h100", Endpoints: []plan.EndpointInput{

@@ -489,11 +489,14 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 // sides.
 func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.PoolView {
 	out := make([]admission.PoolView, len(pools))
-	gone := s.stillRunning()
+	gone, most := s.stillRunning(), map[string]int{}
+	for i := range s.config.Pools {
+		most[s.config.Pools[i].Name] = s.config.Pools[i].MaxInFlight
+	}
 	for i := range pools {
 		out[i].Name = pools[i].Name
 		out[i].Reopens = s.reopens(now, &pools[i])
-		viewEndpoints(&out[i], pools[i].Endpoints, gone[pools[i].Name])
+		viewEndpoints(&out[i], pools[i].Endpoints, most[pools[i].Name], gone[pools[i].Name])
 	}
 	return out
 }
@@ -515,9 +518,9 @@ func (s *scoring) stillRunning() map[string]int {
 	return out
 }
 
-// viewEndpoints sums up the endpoints of a pool, of which gone requests are at
-// endpoints that it has no more.
-func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, gone int) {
+// viewEndpoints sums up the endpoints of a pool, each of which may have so many in
+// flight at most by the config; gone requests are at endpoints that it has no more.
+func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, most, gone int) {
 	serving, open, left := false, false, gone
 	out.InFlight, out.Elsewhere = gone, gone
 	for k := range endpoints {
@@ -533,6 +536,9 @@ func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, gone
 		if drains || e.Closed || e.Weight == 0 {
 			out.Elsewhere += int(e.InFlight)
 		}
+		if !drains {
+			out.Capacity += float64(most)
+		}
 		if drains || e.Weight == 0 {
 			continue
 		}
@@ -547,7 +553,7 @@ func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, gone
 	}
 	switch {
 	case !serving: // Envoy goes on to the next pool by itself
-		out.Places = admission.Unbounded
+		out.Places, out.Capacity = admission.Unbounded, admission.None
 	case open && out.Places != admission.Unbounded:
 		out.Places += left
 	}
