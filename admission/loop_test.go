@@ -73,6 +73,8 @@ type loop struct {
 	blind   bool            // places may be kept for who was told to come
 	told    []time.Duration // those that wait
 	whole   bool            // budgets are their levels' largest
+	// sentAway is how often a return that came as told was told not to come again.
+	sentAway int
 	// hopeless is how often those were told not to retry.
 	hopeless int
 }
@@ -175,6 +177,9 @@ func (l *loop) handle(e event) {
 		if l.places >= 10 && l.live*10 < l.places*8 && !l.blind {
 			l.t.Fatalf("refused for %v with %d of %d in flight", v.Reason, l.live, l.places)
 		}
+	}
+	if e.retry > 0 && !c.hammers && !r.ShouldRetry {
+		l.sentAway++
 	}
 	switch {
 	case c.tries > 0 && (!r.ShouldRetry || e.retry == c.tries-1):
@@ -557,6 +562,26 @@ func TestCrowdsWithTwoRetriesGetThroughAColdStart(t *testing.T) {
 		t.Logf("answers of %v: %d of %d gave up", takes, gaveUp, all)
 		if float64(gaveUp) > most*float64(all) {
 			t.Errorf("answers of %v: %d of %d gave up; want %.0f %% at most", takes, gaveUp, all, 100*most)
+		}
+	}
+}
+
+// TestReturnsThatObeyedAreNotSentAwayForGood while places of their client's share
+// become free in time: one key has more workers than places, and it is not alone.
+func TestReturnsThatObeyedAreNotSentAwayForGood(t *testing.T) {
+	for _, row := range []struct{ places, many, few int }{{8, 12, 3}, {64, 96, 8}} {
+		l := newLoop(t, row.places)
+		l.blind = true
+		for i := range l.lasts {
+			l.lasts[i] = 10 * time.Second
+		}
+		many := &caller{name: "many", open: row.many, level: 3, think: time.Millisecond}
+		few := &caller{name: "few", open: row.few, level: 3, think: time.Millisecond}
+		l.run([]*caller{many, few}, 0, 3*time.Minute)
+		mean, _ := l.busy()
+		t.Logf("%+v: %d and %d ended, %d returns sent away; busy %.2f", row, many.ended, few.ended, l.sentAway, mean)
+		if l.sentAway > 0 || mean < 0.95 {
+			t.Errorf("%+v: %d returns that came as told were sent away; busy %.2f", row, l.sentAway, mean)
 		}
 	}
 }

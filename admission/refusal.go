@@ -59,7 +59,8 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	t := turn{
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
 		quota: quota, crowding: b.pool.others.Load(), early: b.early, alone: alone,
-		most: a.places(share, alone), seed: b.ask.Seed,
+		most: a.places(share, alone), seed: b.ask.Seed, due: b.due,
+		each: time.Duration(float64(b.pool.levels[b.ask.Level].expected.Load()) / max(1, min(share, float64(b.pool.whole.Load())))),
 	}
 	slot, ok := a.giveNext(&t, b, why)
 	if !ok {

@@ -209,7 +209,10 @@ type turn struct {
 	early    bool  // it came before its time
 	alone    bool  // nobody else uses the pool
 	most     int   // slots that its account may have in the line
-	seed     uint64
+	due      bool  // it came when it was told to
+	// each is the time in which one of the account's share ends.
+	each time.Duration
+	seed uint64
 }
 
 // give returns the slot of a request that is sent away, or false where that
@@ -240,10 +243,15 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 		pace *= ownPace * float64(max(1, t.crowding))
 	}
 	at := max(t.now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
-	if at > t.now+t.patience {
-		return at, false
+	if at <= t.now+t.patience {
+		return s.keep(t, at, false, spacing), true
 	}
-	return s.keep(t, at, false, spacing), true
+	// Who did as told is not sent away for good while places of its account's share
+	// become free in time: it comes behind those that wait already.
+	if again := t.now + retryFloor + time.Duration(s.n()+1)*t.each; t.due && again <= t.now+t.patience {
+		return s.keep(t, again, false, spacing), true
+	}
+	return at, false
 }
 
 // free is how many slots of the line the account may have however long that is.
