@@ -146,22 +146,6 @@ func nanoseconds(seconds float64) int64 {
 	return int64(min(seconds, 24*time.Hour.Seconds()) * float64(time.Second))
 }
 
-// speed is how many times as long as guessed requests of the pool are in flight, 1
-// before the first has ended.
-func (p *pool) speed() float64 {
-	took, guessed := 0.0, 0.0
-	for i := range p.levels {
-		if l := &p.levels[i]; l.events >= 1 {
-			took += l.exposure
-			guessed += l.events * l.guessed(fleet.BurstLevel(i))
-		}
-	}
-	if guessed == 0 {
-		return 1
-	}
-	return min(max(took/guessed, fastest), slowest)
-}
-
 // learn keeps the means of tokens: of requests that ended, and of the estimates
 // while there is none.
 func (l *level) learn() {

@@ -237,6 +237,22 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.pace(now)
 }
 
+// speed is how many times as long as guessed requests of the pool are in flight, 1
+// before the first has ended.
+func (p *pool) speed() float64 {
+	took, guessed := 0.0, 0.0
+	for i := range p.levels {
+		if l := &p.levels[i]; l.events >= 1 {
+			took += l.exposure
+			guessed += l.events * l.guessed(fleet.BurstLevel(i))
+		}
+	}
+	if guessed == 0 {
+		return 1
+	}
+	return min(max(took/guessed, fastest), slowest)
+}
+
 // open is the part of the limit that isn't closed. It counts at once and without
 // slew: it is no estimate, and ends at a known time. Of a pool that is closed
 // altogether it is all: nobody enters, and who is sent away comes back when it is
@@ -248,9 +264,9 @@ func (v *PoolView) open() float64 {
 	return max(0, 1-v.Closed/v.Limit)
 }
 
-// holds is how many requests the pool may well have in flight now, by its slewed
-// limit. Of that an endpoint which takes no more is a part for a while; what it has in
-// flight counts once.
+// holds is how many requests the pool may well have in flight now: its limit, and
+// what is at endpoints that take no more. While the slewed limit still has the part of
+// an endpoint that was ejected just now, that part and its requests count once.
 func (v *PoolView) holds(slewed float64) float64 {
 	slewed *= v.open()
 	return max(slewed, min(slewed, v.Limit-v.Closed)+float64(max(0, v.Elsewhere)))

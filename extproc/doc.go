@@ -8,8 +8,8 @@
 // fields that matter), and never decides: plan.Decide and Admission do. It waits
 // for Admission, whose limiter may ask a shared count, within that one's deadline,
 // and, with requests that find no place, for others to end: within 60 ms, of at
-// most 256 at a time (hold.go; docs/adr/0013). What it cannot read it answers with a gRPC error, and Envoy,
-// set to fail open, routes by itself.
+// most 256 at a time (hold.go; docs/adr/0013). What it cannot read it answers with a
+// gRPC error, and Envoy, set to fail open, routes by itself.
 //
 // The order for a request that generates: decide, reserve a place on the endpoint
 // that was picked (Ledger.Reserve is exact, the counts that the plan compares may
@@ -17,8 +17,8 @@
 // ask admission, answer. A place is given back when admission refuses; where that
 // is for the pool's sake, the next pool of the chain is tried. Who is refused
 // because others are in flight is tried again for a moment, and only the last try
-// gives a slot and counts. Other requests are steered and counted, never refused. Where a route refuses bodies
-// that nobody could read, that comes before all of it.
+// gives a slot and counts. Other requests are steered and counted, never refused.
+// Where a route refuses bodies that nobody could read, that comes before all of it.
 //
 // Invariants:
 //   - a stream's handler never ends without an error before it has answered the

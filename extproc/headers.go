@@ -122,8 +122,8 @@ func (s *Service) decide(c *call, at time.Time) {
 	}
 }
 
-// maxTries is how many decisions a request gets at a time. Each but the last found a place
-// that another request took between the look at the counts and the reservation.
+// maxTries is how many decisions a request gets at a time. Each but the last found a
+// place that another request took between the look at the counts and the reservation.
 const maxTries = 4
 
 // place decides until the decided place could be reserved.

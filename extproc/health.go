@@ -11,8 +11,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// A handler takes microseconds, and holdFor where its request is held. One that has run for blockedAfter is stuck, not
-// slow: Envoy would wait its message timeout for every request, for ever, since
+// A handler takes microseconds, and holdFor where its request is held. One that has
+// run for blockedAfter is stuck, not slow: Envoy would wait its message timeout for every request, for ever, since
 // timeouts don't eject an ext_proc server (measured on Envoy 1.40.0).
 const (
 	blockedAfter  = time.Second

@@ -118,7 +118,8 @@ type Limit struct {
 // the limit's.
 type LimitClient struct {
 	// ID is "sha256:" and the 64 hex digits of the credential's hash, or the first 32
-	// of them, a claim's value, a SAN or subject, or an address, by Limit.Key. The credential is the value of
+	// of them, a claim's value, a SAN or subject, or an address, by Limit.Key. The
+	// credential is the value of
 	// x-api-key, or that of authorization in its usual spelling: the scheme with a
 	// capital first letter and none behind, one space, the rest as sent ("Bearer
 	// sk-1"); callers that spell it otherwise are the same client.

@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -95,6 +94,24 @@ routes:
 	}
 }
 
+// servesForty has forty callers of two clients obey for three seconds, on a pool that
+// has room for all.
+func (s *served) servesForty(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	var served, refused atomic.Int64
+	var parts sync.WaitGroup
+	for i := range 40 {
+		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i%2), &served, &refused) })
+	}
+	parts.Wait()
+	t.Logf("served %d, refused %d", served.Load(), refused.Load())
+	if refused.Load()*20 > served.Load() {
+		t.Errorf("refused %d beside %d served; want none of 40 on 64 places but where the machine stalls", refused.Load(), served.Load())
+	}
+}
+
 // TestReopenedPoolsServeAtOnce: a pool of 64 places was closed for 6 seconds by a
 // single answer.
 func TestReopenedPoolsServeAtOnce(t *testing.T) {
@@ -113,10 +130,7 @@ routes:
 	if a := s.post(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusTooManyRequests {
 		t.Fatalf("status %d", a.status)
 	}
-	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		pause(r.Context(), 200*time.Millisecond)
-		_, _ = io.WriteString(w, `{}`)
-	}))
+	m.answerWith(taking(200 * time.Millisecond))
 	closed := func() bool { return s.endpoint(t, "gpu").Closed }
 	envoytest.Eventually(t, "the server closed", closed)
 	if a := s.postOnce(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusTooManyRequests {
@@ -124,18 +138,7 @@ routes:
 	}
 	envoytest.Eventually(t, "the server open", func() bool { return !closed() })
 	pause(t.Context(), 200*time.Millisecond) // a few plans
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	var served, refused atomic.Int64
-	var parts sync.WaitGroup
-	for i := range 40 {
-		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i%2), &served, &refused) })
-	}
-	parts.Wait()
-	t.Logf("served %d, refused %d", served.Load(), refused.Load())
-	if refused.Load()*20 > served.Load() {
-		t.Errorf("refused %d beside %d served; want none of 40 on 64 places but where the machine stalls", refused.Load(), served.Load())
-	}
+	s.servesForty(t)
 }
 
 // TestLegacyRequestsGoOnAlongTheChain, beside a first pool of two places that is
@@ -200,12 +203,7 @@ routes:
 func TestEndpointsThatLeaveDontFillThoseThatStay(t *testing.T) {
 	first, second := newModelServer(t), newModelServer(t)
 	for _, m := range []*modelServer{first, second} {
-		m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == http.MethodPost {
-				pause(r.Context(), 60*time.Millisecond)
-				_, _ = io.WriteString(w, `{}`)
-			}
-		}))
+		m.answerWith(taking(60 * time.Millisecond))
 	}
 	config := func(both bool) string {
 		endpoints := fmt.Sprintf("{ address: %q }", second.addr())
@@ -248,10 +246,7 @@ routes:
 // TestDrainedPoolsComeBackWhole: a pool of 64 places was drained for a while.
 func TestDrainedPoolsComeBackWhole(t *testing.T) {
 	m := newModelServer(t)
-	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		pause(r.Context(), 200*time.Millisecond)
-		_, _ = io.WriteString(w, `{}`)
-	}))
+	m.answerWith(taking(200 * time.Millisecond))
 	config := func(drain bool) string {
 		return fmt.Sprintf(`groups:
   - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
@@ -270,16 +265,5 @@ routes:
 	pause(t.Context(), 5*time.Second) // in which a slew would come to a tenth
 	put(false, "is back")
 	envoytest.Eventually(t, "an answer", func() bool { return s.postOnce(t, chatPath, `{"max_tokens":4}`).status == http.StatusOK })
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	var served, refused atomic.Int64
-	var parts sync.WaitGroup
-	for i := range 40 {
-		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i%2), &served, &refused) })
-	}
-	parts.Wait()
-	t.Logf("served %d, refused %d", served.Load(), refused.Load())
-	if refused.Load()*20 > served.Load() {
-		t.Errorf("refused %d beside %d served; want none of 40 on 64 places but where the machine stalls", refused.Load(), served.Load())
-	}
+	s.servesForty(t)
 }

@@ -86,6 +86,17 @@ func (m *modelServer) answerWith(h http.Handler) {
 	m.script = h
 }
 
+// taking answers what is posted after a while, with a short JSON body.
+func taking(d time.Duration) http.Handler {
+	answers := envoytest.JSON(`{}`)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			pause(r.Context(), d)
+			answers.ServeHTTP(w, r)
+		}
+	})
+}
+
 func (m *modelServer) lastArrived() arrived {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,10 +14,7 @@ import (
 // loopPlace is a served pool of eight places whose requests take a while.
 func loopPlace(t *testing.T, takes time.Duration) *served {
 	m := newModelServer(t)
-	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		pause(r.Context(), takes)
-		_, _ = io.WriteString(w, `{}`)
-	}))
+	m.answerWith(taking(takes))
 	n := newModelServer(t)
 	n.answerWith(m.script)
 	return startServed(t, fmt.Sprintf(`groups:
@@ -196,10 +193,7 @@ func TestFullPoolsPassClientsOnAlongTheChain(t *testing.T) {
 	}
 	first, second := newModelServer(t), newModelServer(t)
 	for _, m := range []*modelServer{first, second} {
-		m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			pause(r.Context(), 400*time.Millisecond)
-			_, _ = io.WriteString(w, `{}`)
-		}))
+		m.answerWith(taking(400 * time.Millisecond))
 	}
 	s := startServed(t, fmt.Sprintf(`groups:
   - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }

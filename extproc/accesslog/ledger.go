@@ -25,8 +25,8 @@ const (
 	// two heartbeats and a half.
 	Lease = 25 * time.Second
 	// NodeGrace is how long the attempts of an Envoy whose log streams have all
-	// ended still count at least: longer than the heartbeat's interval, so that an Envoy
-	// that only lost its connection renews them in time.
+	// ended still count at least: longer than the heartbeat's interval, so that an
+	// Envoy that only lost its connection renews them in time.
 	NodeGrace = 12 * time.Second
 	// DeadGrace is how long the attempts of an Envoy count that is known to be
 	// dead: the end of its streams may overtake what it logged last.
