@@ -87,6 +87,8 @@ type account struct {
 	live   int
 	mean   float64 // of live, over demandOver
 	slots  slots
+	// held are requests, by level, that came back and are held.
+	held [fleet.BurstLevels]int32
 	// queueing: it is among pool.others; active: among pool.accounts.
 	queueing, active bool
 	again            bool  // it came in its slot in vain, and the next place is kept for it

@@ -153,15 +153,6 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	return v
 }
 
-// Early reports whether the request is one that was told to come later, and says
-// so.
-func (g *Gate) Early(a *Ask) bool {
-	b := g.bid(a)
-	c := g.clients.lock(a.Client, b.now)
-	defer c.mu.Unlock()
-	return c.account(b.pool, b.class).slots.premature(b.now, a.Retry)
-}
-
 // Refuse says when a request may come back that the plan refused, for
 // ReasonBusy or ReasonNoRoom. It is called instead of Admit.
 func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
@@ -461,7 +452,7 @@ func (c *client) arrive(b *bid) {
 	a := c.account(b.pool, b.class)
 	a.weight = b.weight
 	var used bool
-	b.early, b.due, used = a.slots.arrive(b.now, b.ask.Retry, &b.pool.levels[b.ask.Level].line)
+	b.early, b.due, used = a.slots.arrive(b.now, b.ask.Retry, b.ask.Counts, &b.pool.levels[b.ask.Level].line)
 	if used {
 		a.used()
 	}
@@ -481,6 +472,9 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	share := b.pool.shareOf(b.weight)
 	if b.fair && a.room(share) == 0 && b.pool.keeps(a, share) {
 		return ReasonShare, 0
+	}
+	if c.yields(a, b, share) {
+		return ReasonTurn, 0
 	}
 	if why := b.pool.enter(b.ask.Level, b.ask.Unplaced); why != ReasonAdmitted {
 		return why, 0

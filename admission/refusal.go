@@ -59,10 +59,16 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	t := turn{
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
 		quota: quota, crowding: b.pool.others.Load(), early: b.early, alone: alone,
-		most: a.places(share, alone), seed: b.ask.Seed, due: b.due,
-		each: time.Duration(float64(b.pool.levels[b.ask.Level].expected.Load()) / max(1, min(share, float64(b.pool.whole.Load())))),
+		most: a.places(share, alone), seed: b.ask.Seed,
+		due: b.due, counts: b.ask.Counts, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
+		each:  b.pool.each(b.ask.Level, share, alone),
+		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
+		share: min(share, float64(b.pool.whole.Load())),
 	}
 	slot, ok := a.giveNext(&t, b, why)
+	if !ok && t.counts && t.again && t.due {
+		slot, ok = a.slots.insist(&t)
+	}
 	if !ok {
 		slot, ok = a.slots.give(&t)
 	}

@@ -270,7 +270,7 @@ func TestHeldRequestsLeaveNoTrace(t *testing.T) {
 		t.Errorf("counters %+v, before %+v", after, before)
 	}
 	b.Retry = 1
-	if w.Early(&b) {
+	if !w.BeginHold(&b) {
 		t.Error("it has a slot that it comes before")
 	}
 	b.Hold = false
@@ -291,7 +291,7 @@ func TestHeldRequestsLeaveNoTrace(t *testing.T) {
 	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: 1}})
 	w.Refuse(&full, ReasonBusy)
 	full.Retry = 1
-	if !w.Early(&full) {
+	if w.BeginHold(&full) {
 		t.Error("it was told to come later and came at once")
 	}
 }

@@ -1,14 +1,15 @@
 package admission
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// slots are the times at which an account's refused requests may come back.
+// slots are the times at which an account's refused requests may come back. Those of
+// clients that say how often they tried have a queue of their own beside what
+// follows; see queueShare.
 //
 // The level's line is for everybody's first few: an account has freeSlots in it,
 // or one more than its share of the pool where that is less, fewer after it came
@@ -41,12 +42,15 @@ type slots struct {
 	// those that were given them, the last one at lentAt.
 	lent   int
 	lentAt time.Duration
+	// lastFirm is the latest firm slot.
+	lastFirm time.Duration
 }
 
 // slot is a time to come back.
 type slot struct {
 	at     time.Duration
 	shared bool // of the level's line
+	firm   bool // of a request that came in vain before
 	level  fleet.BurstLevel
 }
 
@@ -66,7 +70,7 @@ const (
 	// earlyOver is the time constant with which an early return is forgiven.
 	earlyOver = 10 * time.Second
 	// keptSlots bounds slots.due. Of more slots the times are not known exactly.
-	keptSlots = 64
+	keptSlots = 512
 )
 
 // n is how many slots are outstanding.
@@ -82,11 +86,14 @@ func (s *slots) first() time.Duration { return s.due[0].at }
 // to come later, and whether it came in a slot: used is true where that one is
 // outstanding no more since then.
 //
-// A first try that comes when a slot is due uses it: callers that don't say that
-// they return look like it. Where they do say so, it was another request, and the
-// one with the slot is still to come: it isn't early, though the next slot is later.
-func (s *slots) arrive(now time.Duration, retry int, l *line) (early, due, used bool) {
+// A first try that is not known for one uses a slot that is due: callers that don't
+// say that they return look like it. Where others of the client do say so, it may
+// have been another request, and the one with the slot is still to come: it isn't
+// early, though the next slot is later.
+func (s *slots) arrive(now time.Duration, retry int, counts bool, l *line) (early, due, used bool) {
 	switch {
+	case counts && retry == 0:
+		return false, false, false
 	case s.n() > 0 && now >= s.first():
 		s.use()
 		l.returned.Add(1)
@@ -154,7 +161,7 @@ func (s *slots) recall() {
 			level++
 		}
 		s.laterOf[level]--
-		s.due = append(s.due, slot{s.laterFrom, shared, level})
+		s.due = append(s.due, slot{at: s.laterFrom, shared: shared, level: level})
 		s.later--
 		s.laterFrom += step
 	}
@@ -171,8 +178,7 @@ func (s *slots) add(n slot) {
 		s.postpone(n)
 		return
 	}
-	at, _ := slices.BinarySearchFunc(s.due, n.at, func(o slot, t time.Duration) int { return cmp.Compare(o.at, t) })
-	s.due = slices.Insert(s.due, at, n)
+	s.due = slices.Insert(s.due, s.from(n.at), n)
 	if len(s.due) > keptSlots {
 		s.laterFrom = s.due[keptSlots].at
 		s.postpone(s.due[keptSlots])
@@ -210,9 +216,15 @@ type turn struct {
 	alone    bool  // nobody else uses the pool
 	most     int   // slots that its account may have in the line
 	due      bool  // it came when it was told to
-	// each is the time in which one of the account's share ends.
-	each time.Duration
-	seed uint64
+	counts   bool  // it says how often it was tried
+	again    bool  // it was tried before
+	live     int   // requests that its account has in flight …
+	below    bool  // … which is less than its share
+	// each is the time between two ends of the account's share, takes how long one
+	// takes.
+	each, takes time.Duration
+	share       float64 // of the pool's places
+	seed        uint64
 }
 
 // give returns the slot of a request that is sent away, or false where that
@@ -223,7 +235,8 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 		spacing = time.Duration(t.line.solo.Load())
 	}
 	earliness := s.earliness(t.now)
-	if !t.early {
+	queues := t.counts && !t.early
+	if !t.early && !(queues && (t.alone || !t.below)) {
 		longest := min(t.patience, crowd)
 		if s.shared < s.free(earliness, t.most) {
 			longest = t.patience
@@ -233,10 +246,13 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 			if ok {
 				return s.keep(t, at, true, spacing), true
 			}
-			if longest == t.patience {
+			if longest == t.patience && !(queues && t.live > 0) {
 				return at, false
 			}
 		}
+	}
+	if queues {
+		return s.queue(t)
 	}
 	pace := float64(spacing) * (1 + earliness)
 	if !t.alone {
@@ -244,6 +260,9 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	}
 	at := max(t.now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
 	if at <= t.now+t.patience {
+		if t.early {
+			s.drop(t.level) // it comes later than that
+		}
 		return s.keep(t, at, false, spacing), true
 	}
 	// Who did as told is not sent away for good while places of its account's share
@@ -263,7 +282,7 @@ func (s *slots) free(earliness float64, most int) int {
 func (s *slots) keep(t *turn, at time.Duration, shared bool, spacing time.Duration) time.Duration {
 	last := max(s.last, at) // without jitter, or slots behind it would drift apart
 	at += spread(t.seed, min((at-t.asked)/4, spacing))
-	s.add(slot{at, shared, t.level})
+	s.add(slot{at: at, shared: shared, level: t.level})
 	s.last = last
 	return at
 }

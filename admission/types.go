@@ -76,7 +76,9 @@ type Ask struct {
 	Timeout time.Duration
 	// Retry counts the attempts that the caller's SDK says it made before this.
 	Retry int
-	At    time.Time
+	// Counts: the SDK says so also of a first try, which is known for one by it.
+	Counts bool
+	At     time.Time
 	// Hold: if it is refused because others are in flight, it will be asked for
 	// again in a moment. Then it is given no slot and not counted as refused.
 	Hold bool
@@ -94,6 +96,7 @@ const (
 	ReasonBusy               // every endpoint is at its limit (the plan says so)
 	ReasonNoRoom             // no endpoint's KV cache has room for it now (the plan says so)
 	ReasonConcurrency        // the client has as many in flight as its limit lets it
+	ReasonTurn               // the last places are for others of the client's requests, that were told to come now
 	ReasonShare              // the pool is full and the client has its share of it
 	ReasonLevel              // the pool is full and the burst level has its budget of it
 	ReasonRequests           // the client's requests of this window are used up
@@ -104,7 +107,7 @@ const (
 )
 
 var reasonNames = [reasonCount]string{
-	"invalid", "admitted", "all_busy", "no_room", "concurrency", "share", "level",
+	"invalid", "admitted", "all_busy", "no_room", "concurrency", "turn", "share", "level",
 	"rate_requests", "rate_tokens", "rate_too_many_tokens", "limiter_down",
 }
 

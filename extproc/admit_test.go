@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,7 +29,7 @@ func TestAdmissionIsToldWhatTheRequestIs(t *testing.T) {
 	want := admission.Ask{
 		ID: firstID, Route: "chat", Pool: "h100", Level: fleet.LevelOf(100), Class: fleet.ClassInteractive,
 		Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")),
-		Input:  2000, Output: 300, Answers: 3, Timeout: 20 * time.Second, Hold: true, Retry: 2,
+		Input:  2000, Output: 300, Answers: 3, Timeout: 20 * time.Second, Hold: true, Retry: 2, Counts: true,
 		At: g.last().At, Seed: g.last().Seed,
 	}
 	if got := g.last(); got != want {
@@ -125,8 +126,9 @@ func TestPatienceIsTheShortestThatCanBeRead(t *testing.T) {
 
 func TestRetriesAreACountOrNothing(t *testing.T) {
 	for text, want := range map[string]int{"": 0, "0": 0, "2": 2, "-1": 0, "x": 0, "1001": 1000, "999999999999999999": 1000, "9999999999999999999": 0} {
-		if got := retries([]byte(text)); got != want {
-			t.Errorf("%q: %d; want %d", text, got, want)
+		_, fails := strconv.ParseUint(text, 10, 63)
+		if got, ok := retries([]byte(text)); got != want || ok != (fails == nil && len(text) < 19) {
+			t.Errorf("%q: %d, %v; want %d", text, got, ok, want)
 		}
 	}
 }
@@ -375,6 +377,7 @@ func TestRefusalsTellWhatToDo(t *testing.T) {
 		{admission.ReasonShare, share(12, 8, false), "The model servers are full. You have 12 requests in flight and your share is 8: reduce concurrent requests from 12 to 8. Do not retry: waiting will not help in time."},
 		{admission.ReasonShare, share(8, 8, true), "The model servers are full. You have 8 requests in flight, which is your share: wait until one has ended. Retry in 1234 ms."},
 		{admission.ReasonShare, share(0, 1, true), "The model servers are full. Retry in 1234 ms."},
+		{admission.ReasonTurn, share(8, 8, true), "The model servers are full, and requests of yours that have waited come first. Retry in 1234 ms."},
 		{admission.ReasonLevel, share(1, 8, true), "The model servers are full, and requests with an output budget like this one's have their part of them. Retry in 1234 ms."},
 		{admission.ReasonRequests, share(1, 8, true), "Your limit of 600 requests per minute is used up; the limit is reset in 12 s. Retry in 1234 ms."},
 		{admission.ReasonTokens, share(1, 8, true), "This request may take 1100 tokens and you have 1200 left of 400000 tokens per minute; the limit is reset in 12 s. Retry in 1234 ms."},

@@ -20,8 +20,10 @@ type Admission interface {
 	// Refuse is told of a request that is refused for another reason, and says
 	// when it may come back.
 	Refuse(*admission.Ask, admission.Reason) admission.Refusal
-	// Early reports whether the request was told to come later than it does.
-	Early(*admission.Ask) bool
+	// BeginHold says that the request found no place and is held; false where it was
+	// told to come later than it does, and may not be. Else EndHold follows.
+	BeginHold(*admission.Ask) bool
+	EndHold(*admission.Ask)
 	// Advise says when a request may come back that was admitted and that a server
 	// sent away.
 	Advise(*admission.Ask) admission.Refusal
@@ -38,6 +40,7 @@ func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
 	if v.decision.Action == plan.ActionLeave {
 		arm = v.plan.Serving(v.class)
 	}
+	retry, counts := retries(r.pace.retries)
 	*a = admission.Ask{
 		ID:       v.idString,
 		Route:    v.info.Name,
@@ -51,7 +54,8 @@ func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
 		Unread:   v.source.guessed(),
 		Unplaced: v.decision.Action == plan.ActionLeave,
 		Timeout:  r.pace.patience(),
-		Retry:    retries(r.pace.retries),
+		Retry:    retry,
+		Counts:   counts,
 		At:       at,
 		Seed:     v.id.Seed(),
 	}
@@ -122,10 +126,10 @@ func grpcTimeout(b []byte) time.Duration {
 // maxRetries is where counts of retries saturate.
 const maxRetries = 1000
 
-// retries reads a count of retries; 0 if it is none.
-func retries(b []byte) int {
-	n, _ := digits(b)
-	return int(min(n, maxRetries))
+// retries reads a count of retries; 0 and false if it is none.
+func retries(b []byte) (n int, ok bool) {
+	count, ok := digits(b)
+	return int(min(count, maxRetries)), ok
 }
 
 // digits reads 1 to 18 digits and nothing else.

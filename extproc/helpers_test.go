@@ -141,6 +141,7 @@ type gate struct {
 	advised  int
 	early    bool
 	earlyIn  []string // the pools it was asked for
+	holds    int      // that have begun and not ended
 	// full is for how many asks there is no place; then verdict counts.
 	full int
 	why  admission.Reason // for which; 0 is ReasonShare
@@ -165,9 +166,19 @@ func (g *gate) Refuse(a *admission.Ask, why admission.Reason) admission.Refusal 
 	return g.refusal
 }
 
-func (g *gate) Early(a *admission.Ask) bool {
+func (g *gate) BeginHold(a *admission.Ask) bool {
 	g.earlyIn = append(g.earlyIn, a.Pool)
-	return g.early
+	if !g.early {
+		g.holds++
+	}
+	return !g.early
+}
+
+func (g *gate) EndHold(a *admission.Ask) {
+	if a.Pool != g.earlyIn[len(g.earlyIn)-1] || g.holds == 0 {
+		panic("a hold ends that did not begin")
+	}
+	g.holds--
 }
 
 func (g *gate) Advise(a *admission.Ask) admission.Refusal {

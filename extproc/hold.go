@@ -91,14 +91,20 @@ func (s *Service) find(c *call, at time.Time) {
 // it returns false. So it does at once for a request that may not be held. One whose
 // caller leaves meanwhile gets no answer.
 func (s *Service) hold(c *call, at time.Time) bool {
-	if s.o.Held == nil || c.req.observe || (s.o.Admission != nil && s.o.Admission.Early(&c.ask)) {
+	if s.o.Held == nil || c.req.observe {
 		return false
 	}
-	who := c.ask.Client
-	if !s.o.Held.join(&who) {
+	ask := c.ask // for its first pool
+	if !s.o.Held.join(&ask.Client) {
 		return false
 	}
-	defer s.o.Held.leave(&who)
+	defer s.o.Held.leave(&ask.Client)
+	if s.o.Admission != nil {
+		if !s.o.Admission.BeginHold(&ask) {
+			return false
+		}
+		defer s.o.Admission.EndHold(&ask)
+	}
 	c.verdict.held = true
 	step := time.NewTicker(holdStep)
 	defer step.Stop()
@@ -183,7 +189,11 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 // byPool reports whether a refusal may be otherwise in another pool: for a share or
 // a level of one, and for no place in the one that Envoy would choose.
 func byPool(why admission.Reason) bool {
-	return why == admission.ReasonShare || why == admission.ReasonLevel || why == admission.ReasonBusy
+	switch why {
+	case admission.ReasonShare, admission.ReasonTurn, admission.ReasonLevel, admission.ReasonBusy:
+		return true
+	}
+	return false
 }
 
 // settle is the last attempt: who finds no place in its first pool is refused.

@@ -204,8 +204,8 @@ func TestNobodyIsHeldForLong(t *testing.T) {
 			if !last.Held || last.Admission != want || last.Action != plan.ActionRefuse || g.last().Hold {
 				t.Errorf("%s: %+v; want it refused for %v", why, last, want)
 			}
-			if !slices.Equal(g.earlyIn, []string{"h100"}) {
-				t.Errorf("%s: looked for slots in %v", why, g.earlyIn)
+			if !slices.Equal(g.earlyIn, []string{"h100"}) || g.holds != 0 {
+				t.Errorf("%s: looked for slots in %v, %d holds go on", why, g.earlyIn, g.holds)
 			}
 			if len(w.picks) != 0 || h.all.Load() != 0 || (want == admission.ReasonBusy) != (len(g.refused) == 1) {
 				t.Errorf("%s: %d places reserved, %d held, refused %v", why, len(w.picks), h.all.Load(), g.refused)
@@ -239,10 +239,10 @@ func TestClosedPoolsOfALegacyRouteEndSomewhere(t *testing.T) {
 // TestWhoHasNoShareHereIsServedFurtherAlongTheChain: and only who finds no room in
 // any pool is refused, in the first.
 func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
-	for i := range 8 {
+	for i := range 12 {
 		full := i % 4
 		w, g := gated(t)
-		g.full, g.why = full, []admission.Reason{admission.ReasonShare, admission.ReasonLevel}[i/4]
+		g.full, g.why = full, []admission.Reason{admission.ReasonShare, admission.ReasonLevel, admission.ReasonTurn}[i/4]
 		w.exchange(t, chat(map[string]string{}).proto())
 		last, pools := w.lastEvent(), []string{}
 		for _, a := range g.asked {

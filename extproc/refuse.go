@@ -177,6 +177,8 @@ func (r *refusal) appendMessage(b []byte) []byte {
 		if v.admit.Refusal.InFlight > 0 {
 			b = r.appendInFlight(append(b, " You have "...), " and your share is ", ", which is your share")
 		}
+	case admission.ReasonTurn:
+		b = append(b, "The model servers are full, and requests of yours that have waited come first."...)
 	case admission.ReasonLevel:
 		b = append(b, "The model servers are full, and requests with an output budget like this one's have their part of them."...)
 	case admission.ReasonRequests:

@@ -321,7 +321,8 @@ func (quiet) Admit(*admission.Ask) admission.Verdict {
 	return admission.Verdict{Admitted: true, Reason: admission.ReasonAdmitted}
 }
 func (quiet) Refuse(*admission.Ask, admission.Reason) admission.Refusal { return admission.Refusal{} }
-func (quiet) Early(*admission.Ask) bool                                 { return false }
+func (quiet) BeginHold(*admission.Ask) bool                             { return true }
+func (quiet) EndHold(*admission.Ask)                                    {}
 func (quiet) Advise(*admission.Ask) admission.Refusal                   { return admission.Refusal{} }
 func (quiet) Usual(string, fleet.BurstLevel) time.Duration              { return time.Second }
 func (quiet) Cancel(string)                                             {}

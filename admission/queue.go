@@ -1,0 +1,208 @@
+package admission
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// A client whose SDK says how often it tried each request has a queue of its own
+// for each level of a pool: its first tries are known for such, and leave the places
+// of its share that end to its requests that wait, so that these can come back at
+// the pace at which that share ends. Without it workers of one key starve each
+// other: whoever had an answer asks for the next one at once, has the place that
+// became free by it, and those that were told to wait come in vain until their
+// retries are used up.
+//
+// Places are kept for a time before a slot. Where ends are random, a place that is
+// kept for x times the mean time between two ends becomes free in time with a
+// probability of 1−e⁻ˣ, and stands empty for x−1+e⁻ˣ of those times, about x²/2, on
+// average. Of the s places of a share that is x²/2s of its throughput, if it happens
+// for each request. So for a part p of the throughput x is √(2ps).
+const (
+	// queueShare is the part of a share's ends that its queue's slots are given for.
+	queueShare = 0.95
+	// keptOnce and keptTwice are the parts of a share's throughput that may be lost
+	// by places that are kept for requests that were sent away once, and for those
+	// that came as told and found none: official SDKs try two times more, and then
+	// their program has an error. Choices: of 64 workers on 8 places, with answers of
+	// 2 s, 9 % give up with 0.08, and 15 % with 0.02.
+	keptOnce  = 0.01
+	keptTwice = 0.08
+	// keptMost bounds how many ends ahead a place is kept, lateMost how many after
+	// its slot.
+	keptMost = 4
+	lateMost = 2
+	// unreliable is from how many early returns of late on slots are not what the
+	// client goes by: nothing is kept for them among its own requests.
+	unreliable = 0.5
+)
+
+// ahead is for how many ends of a share a place may be kept before a slot, if that
+// may cost a part of its throughput.
+func ahead(share, part float64) float64 { return min(keptMost, math.Sqrt(2*part*share)) }
+
+// queue gives a slot behind those of the account's other requests of the level.
+func (s *slots) queue(t *turn) (time.Duration, bool) {
+	at := t.now + max(retryFloor, s.queued(t))
+	if at > t.now+t.patience {
+		return at, false
+	}
+	return s.keep(t, at, false, t.each), true
+}
+
+// queued is how long the queue is: the time until all that wait have had a place,
+// and one more. Who is long overdue waits no more.
+func (s *slots) queued(t *turn) time.Duration {
+	waiting := s.of[t.level] + 1
+	for _, o := range s.due[:s.from(t.now-grace)] {
+		if o.level == t.level {
+			waiting--
+		}
+	}
+	return time.Duration(min(float64(waiting)*float64(t.each)/queueShare, float64(time.Hour)))
+}
+
+// insist gives a slot to a request that came as told and found no place, for which
+// one will be kept longer. It is no further than the queue's end, and no further
+// than one answer takes: all that run now have ended then, also where they began
+// together.
+func (s *slots) insist(t *turn) (time.Duration, bool) {
+	wait := max(retryFloor, time.Duration(ahead(t.share, keptTwice)*float64(t.each)), min(t.takes, s.queued(t)))
+	at := max(t.now+wait, s.lastFirm+t.each)
+	if at > t.now+t.patience {
+		return at, false
+	}
+	s.lastFirm = at
+	s.add(slot{at: at, level: t.level, firm: true})
+	return at, true
+}
+
+// promised is how many places are to be left to those of a level who were told to come
+// about now, of whom some are there and held; each is the time between two ends of
+// their share. Of firm slots alone where the request was told to come itself.
+func (s *slots) promised(now, each time.Duration, share float64, level fleet.BurstLevel, held int32, told bool) int64 {
+	firmly := ahead(share, keptTwice)
+	once, twice := time.Duration(ahead(share, keptOnce)*float64(each)), time.Duration(firmly*float64(each))
+	over := min(grace, time.Duration(min(lateMost, firmly)*float64(each)))
+	overdue, soon := int64(0), int64(0)
+	for _, o := range s.due[s.from(now-over):] {
+		if o.at > now+twice {
+			break
+		}
+		if o.level != level || told && !o.firm || !o.firm && o.at > now+once {
+			continue
+		}
+		if o.at <= now {
+			overdue++
+		} else {
+			soon++
+		}
+	}
+	if told {
+		held = 0
+	}
+	return soon + max(overdue, int64(held))
+}
+
+// from is the index of the first slot in due that is not before a time.
+func (s *slots) from(at time.Duration) int {
+	i, _ := slices.BinarySearchFunc(s.due, at, func(o slot, t time.Duration) int { return cmp.Compare(o.at, t) })
+	return i
+}
+
+// drop takes the latest slot of a level away, if there is one.
+func (s *slots) drop(level fleet.BurstLevel) {
+	if s.of[level] == 0 {
+		return
+	}
+	s.of[level]--
+	if s.laterOf[level] > 0 {
+		s.later--
+		s.laterOf[level]--
+		if s.laterShared > s.later {
+			s.laterShared--
+			s.shared--
+		}
+		return
+	}
+	i := len(s.due) - 1
+	for s.due[i].level != level {
+		i--
+	}
+	if s.due[i].shared {
+		s.shared--
+	}
+	if s.due = slices.Delete(s.due, i, i+1); len(s.due) == 0 && s.later > 0 {
+		s.recall()
+	}
+}
+
+// yields reports whether a request leaves the last places to others of its client,
+// that were told to come about now and maybe are here already. Those that come for
+// the first time yield to all that wait, and those that come back for the first
+// time to those that came as told before, and found none.
+func (c *client) yields(a *account, b *bid, share float64) bool {
+	if !b.ask.Counts || b.ask.Retry > 1 || a.slots.n() == 0 || a.slots.earliness(b.now) >= unreliable {
+		return false
+	}
+	p, level := b.pool, b.ask.Level
+	l := &p.levels[level]
+	left := p.whole.Load() - p.inFlight() - p.expected(a)
+	if budget := l.budget.Load(); budget < math.MaxInt64 {
+		left = min(left, budget-l.live.Load())
+	}
+	each := p.each(level, share, p.accounts.Load() <= 1)
+	promised := a.slots.promised(b.now, each, min(share, float64(p.whole.Load())), level, a.held[level], b.ask.Retry > 0)
+	return promised > 0 && left <= promised
+}
+
+// each is the time between two ends of a share, of a level's requests. Before the
+// step that divides the pool a share is an even part of it.
+func (p *pool) each(of fleet.BurstLevel, share float64, alone bool) time.Duration {
+	l := &p.levels[of]
+	if alone {
+		return time.Duration(soloShare * float64(l.line.solo.Load()))
+	}
+	whole := float64(p.whole.Load())
+	if math.IsInf(share, 1) {
+		share = whole / float64(max(1, p.accounts.Load()))
+	}
+	share = min(share, whole, float64(l.budget.Load()))
+	return time.Duration(min(float64(l.expected.Load())/max(share, 1e-3), float64(time.Hour)))
+}
+
+// BeginHold says that a request that found no place is held, and will be asked for
+// again in a moment: others of its client that come for the first time leave it the
+// next place. It reports false, and counts nothing, where it was told to come later:
+// such a request is not to be held. Else EndHold follows, for the same Ask.
+func (g *Gate) BeginHold(a *Ask) bool {
+	b := g.bid(a)
+	c := g.clients.lock(a.Client, b.now)
+	defer c.mu.Unlock()
+	acc := c.account(b.pool, b.class)
+	if acc.slots.premature(b.now, a.Retry) {
+		return false
+	}
+	if a.Retry > 0 {
+		acc.held[a.Level]++
+	}
+	return true
+}
+
+// EndHold says that a request is held no more; it is asked for a last time after it.
+func (g *Gate) EndHold(a *Ask) {
+	if a.Retry == 0 {
+		return
+	}
+	b := g.bid(a)
+	c := g.clients.lock(a.Client, b.now)
+	defer c.mu.Unlock()
+	// The account may have been forgotten meanwhile.
+	if acc := c.account(b.pool, b.class); acc.held[a.Level] > 0 {
+		acc.held[a.Level]--
+	}
+}
