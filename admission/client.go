@@ -70,12 +70,17 @@ type client struct {
 type use struct {
 	limit string
 	live  int
-	// tail is the last slot that was given for the limit's concurrency, laid the
+	// tail is the last slot that was given for the limit's concurrency to clients that
+	// don't say how often they tried, laid the
 	// spacing of those that are outstanding and of the level of; mixed is true when
 	// they are of several. next is the last for its rates.
 	tail, laid, next time.Duration
 	of               *level
 	mixed            bool
+	// slots are of those clients that say how often they tried, and held is how many
+	// of their requests came back and are held.
+	slots slots
+	held  int32
 }
 
 // account is what a client has of one pool in one class. A client that asks in
@@ -87,6 +92,7 @@ type account struct {
 	live   int
 	mean   float64 // of live, over demandOver
 	slots  slots
+	came   time.Duration // when a request came last
 	// held are requests, by level, that came back and are held.
 	held [fleet.BurstLevels]int32
 	// queueing: it is among pool.others; active: among pool.accounts.

@@ -110,6 +110,8 @@ type bid struct {
 	reserved bool // rates count
 	early    bool // it was told to come later
 	due      bool // it was told to come by now
+	mine     bool // … for a place of its limit, not of the pool
+	yields   bool // it leaves a place of its limit to another of its client
 }
 
 // Admit lets a request in, or says why not and when to come back. An admitted
@@ -450,11 +452,21 @@ func (g *Gate) NodeDead(node string) {
 // client is locked.
 func (c *client) arrive(b *bid) {
 	a := c.account(b.pool, b.class)
-	a.weight = b.weight
+	a.weight, a.came = b.weight, b.now
+	if u := c.own(b); u != nil {
+		b.mine = true
+		b.early, b.due, _ = u.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
+		return
+	}
 	var used bool
-	b.early, b.due, used = a.slots.arrive(b.now, b.ask.Retry, b.ask.Counts, &b.pool.levels[b.ask.Level].line)
-	if used {
+	b.early, b.due, used = a.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
+	line := &b.pool.levels[b.ask.Level].line
+	switch {
+	case used:
+		line.returned.Add(1)
 		a.used()
+	case b.ask.Retry > 0 && !b.early && !b.due:
+		line.others.Add(1)
 	}
 }
 
@@ -468,12 +480,15 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 		if u = c.use(b.limit.Name); u.live >= b.cap {
 			return ReasonConcurrency, 0
 		}
+		if b.yields = u.yields(b); b.yields {
+			return ReasonTurn, 0
+		}
 	}
 	share := b.pool.shareOf(b.weight)
 	if b.fair && a.room(share) == 0 && b.pool.keeps(a, share) {
 		return ReasonShare, 0
 	}
-	if c.yields(a, b, share) {
+	if a.yields(b, share) {
 		return ReasonTurn, 0
 	}
 	if why := b.pool.enter(b.ask.Level, b.ask.Unplaced); why != ReasonAdmitted {
@@ -492,8 +507,10 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 // served takes the slot of a request away that found room before it. The client is
 // locked.
 func (c *client) served(b *bid) {
-	if b.early {
-		a := c.account(b.pool, b.class)
+	switch a := c.account(b.pool, b.class); {
+	case b.early && b.mine:
+		c.use(b.limit.Name).slots.use()
+	case b.early:
 		a.slots.use()
 		a.used()
 		b.pool.levels[b.ask.Level].line.returned.Add(1)

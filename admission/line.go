@@ -18,6 +18,9 @@ const (
 	retryMax = time.Minute
 	// abandoned is how long after its slot a client is waited for.
 	abandoned = 5 * time.Second
+	// absentAfter is how long after a slot its client is taken to want anything: more
+	// than a busy client is late.
+	absentAfter = time.Second
 	// freeShare is the part of the requests that end whose places are left to
 	// those that return; the rest is taken by those that come for the first time.
 	freeShare = 0.3

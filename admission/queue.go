@@ -45,33 +45,48 @@ const (
 // may cost a part of its throughput.
 func ahead(share, part float64) float64 { return min(keptMost, math.Sqrt(2*part*share)) }
 
-// queue gives a slot behind those of the account's other requests of the level.
+// queue gives a slot behind those of the client's other requests.
 func (s *slots) queue(t *turn) (time.Duration, bool) {
-	at := t.now + max(retryFloor, s.queued(t))
+	at := t.now + max(retryFloor, t.queued)
 	if at > t.now+t.patience {
 		return at, false
 	}
 	return s.keep(t, at, false, t.each), true
 }
 
-// queued is how long the queue is: the time until all that wait have had a place,
-// and one more. Who is long overdue waits no more.
-func (s *slots) queued(t *turn) time.Duration {
-	waiting := s.of[t.level] + 1
-	for _, o := range s.due[:s.from(t.now-grace)] {
-		if o.level == t.level {
-			waiting--
-		}
+// waiting is how many wait, by level. Who is long overdue waits no more.
+func (s *slots) waiting(now time.Duration) [fleet.BurstLevels]int32 {
+	n := s.of
+	for _, o := range s.due[:s.from(now-grace)] {
+		n[o.level]--
 	}
-	return time.Duration(min(float64(waiting)*float64(t.each)/queueShare, float64(time.Hour)))
+	return n
 }
+
+// queued is how long the queue of a level is for a share of which one ends in each:
+// the time until all that wait have had a place, and one more.
+func (a *account) queued(now time.Duration, of fleet.BurstLevel, each time.Duration) time.Duration {
+	return span(float64(a.slots.waiting(now)[of]+1) * float64(each) / queueShare)
+}
+
+// queued is how long the queue behind a client's own requests is, of all levels.
+func (u *use) queued(b *bid) time.Duration {
+	sum := float64(b.pool.levels[b.ask.Level].expected.Load())
+	for i, n := range u.slots.waiting(b.now) {
+		sum += float64(n) * float64(b.pool.levels[i].expected.Load())
+	}
+	return span(sum / float64(b.cap) / queueShare)
+}
+
+// span is a time of so many ns, an hour at most.
+func span(ns float64) time.Duration { return time.Duration(min(ns, float64(time.Hour))) }
 
 // insist gives a slot to a request that came as told and found no place, for which
 // one will be kept longer. It is no further than the queue's end, and no further
 // than one answer takes: all that run now have ended then, also where they began
 // together.
 func (s *slots) insist(t *turn) (time.Duration, bool) {
-	wait := max(retryFloor, time.Duration(ahead(t.share, keptTwice)*float64(t.each)), min(t.takes, s.queued(t)))
+	wait := max(retryFloor, time.Duration(ahead(t.share, keptTwice)*float64(t.each)), min(t.takes, t.queued))
 	at := max(t.now+wait, s.lastFirm+t.each)
 	if at > t.now+t.patience {
 		return at, false
@@ -81,9 +96,10 @@ func (s *slots) insist(t *turn) (time.Duration, bool) {
 	return at, true
 }
 
-// promised is how many places are to be left to those of a level who were told to come
-// about now, of whom some are there and held; each is the time between two ends of
-// their share. Of firm slots alone where the request was told to come itself.
+// promised is how many places are to be left to those who were told to come about
+// now, of whom some are there and held; each is the time between two ends of their
+// share. It counts slots of one level, or of all, and firm ones alone where the
+// request was told to come itself.
 func (s *slots) promised(now, each time.Duration, share float64, level fleet.BurstLevel, held int32, told bool) int64 {
 	firmly := ahead(share, keptTwice)
 	once, twice := time.Duration(ahead(share, keptOnce)*float64(each)), time.Duration(firmly*float64(each))
@@ -93,7 +109,7 @@ func (s *slots) promised(now, each time.Duration, share float64, level fleet.Bur
 		if o.at > now+twice {
 			break
 		}
-		if o.level != level || told && !o.firm || !o.firm && o.at > now+once {
+		if level != allLevels && o.level != level || told && !o.firm || !o.firm && o.at > now+once {
 			continue
 		}
 		if o.at <= now {
@@ -107,6 +123,9 @@ func (s *slots) promised(now, each time.Duration, share float64, level fleet.Bur
 	}
 	return soon + max(overdue, int64(held))
 }
+
+// allLevels stands for every level.
+const allLevels = fleet.BurstLevels
 
 // from is the index of the first slot in due that is not before a time.
 func (s *slots) from(at time.Duration) int {
@@ -141,12 +160,18 @@ func (s *slots) drop(level fleet.BurstLevel) {
 	}
 }
 
-// yields reports whether a request leaves the last places to others of its client,
-// that were told to come about now and maybe are here already. Those that come for
-// the first time yield to all that wait, and those that come back for the first
-// time to those that came as told before, and found none.
-func (c *client) yields(a *account, b *bid, share float64) bool {
-	if !b.ask.Counts || b.ask.Retry > 1 || a.slots.n() == 0 || a.slots.earliness(b.now) >= unreliable {
+// polite reports whether a request leaves places to others of its client that were
+// told to come about now, and maybe are here already. Those that come for the first
+// time leave them to all that wait, and those that come back for the first time to
+// those that came as told before, and found none.
+func (s *slots) polite(b *bid) bool {
+	return b.ask.Counts && b.ask.Retry <= 1 && s.n() > 0 && s.earliness(b.now) < unreliable
+}
+
+// yields reports whether a request leaves the pool's last places to others of its
+// client.
+func (a *account) yields(b *bid, share float64) bool {
+	if !a.slots.polite(b) {
 		return false
 	}
 	p, level := b.pool, b.ask.Level
@@ -158,6 +183,34 @@ func (c *client) yields(a *account, b *bid, share float64) bool {
 	each := p.each(level, share, p.accounts.Load() <= 1)
 	promised := a.slots.promised(b.now, each, min(share, float64(p.whole.Load())), level, a.held[level], b.ask.Retry > 0)
 	return promised > 0 && left <= promised
+}
+
+// yields reports whether a request leaves the limit's last places to others of its
+// client.
+func (u *use) yields(b *bid) bool {
+	if !u.slots.polite(b) {
+		return false
+	}
+	promised := u.slots.promised(b.now, u.each(b), float64(b.cap), allLevels, u.held, b.ask.Retry > 0)
+	return promised > 0 && int64(b.cap-u.live) <= promised
+}
+
+// each is the time between two ends of a client's own requests.
+func (u *use) each(b *bid) time.Duration {
+	return span(float64(b.pool.levels[b.ask.Level].expected.Load()) / float64(b.cap))
+}
+
+// own returns the client's part of a limit where the request comes for a slot that
+// it was given there, and nil where it comes for one of the pool, or for none.
+func (c *client) own(b *bid) *use {
+	if b.cap == 0 || !b.ask.Counts || b.ask.Retry == 0 {
+		return nil
+	}
+	u := c.use(b.limit.Name)
+	if u.slots.n() == 0 || b.now < u.slots.first() && c.account(b.pool, b.class).slots.n() > 0 {
+		return nil
+	}
+	return u
 }
 
 // each is the time between two ends of a share, of a level's requests. Before the
@@ -184,11 +237,16 @@ func (g *Gate) BeginHold(a *Ask) bool {
 	c := g.clients.lock(a.Client, b.now)
 	defer c.mu.Unlock()
 	acc := c.account(b.pool, b.class)
-	if acc.slots.premature(b.now, a.Retry) {
+	waits, held := &acc.slots, &acc.held[a.Level]
+	u := c.own(&b)
+	if a.own = u != nil; a.own {
+		waits, held = &u.slots, &u.held
+	}
+	if waits.premature(b.now, a.Retry) {
 		return false
 	}
 	if a.Retry > 0 {
-		acc.held[a.Level]++
+		*held++
 	}
 	return true
 }
@@ -201,8 +259,9 @@ func (g *Gate) EndHold(a *Ask) {
 	b := g.bid(a)
 	c := g.clients.lock(a.Client, b.now)
 	defer c.mu.Unlock()
-	// The account may have been forgotten meanwhile.
-	if acc := c.account(b.pool, b.class); acc.held[a.Level] > 0 {
-		acc.held[a.Level]--
+	held := &c.account(b.pool, b.class).held[a.Level]
+	if a.own && b.limit != nil {
+		held = &c.use(b.limit.Name).held
 	}
+	*held = max(0, *held-1) // it may have been forgotten meanwhile
 }

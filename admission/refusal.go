@@ -17,6 +17,9 @@ func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 		c.lineUp(&r, a, b, why)
 		return r
 	}
+	if why == ReasonTurn && b.yields {
+		why = ReasonConcurrency
+	}
 	switch why {
 	case ReasonConcurrency:
 		u := c.use(b.limit.Name)
@@ -56,12 +59,13 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	from, patience := b.span()
 	a.stir()
 	alone, share := b.pool.accounts.Load() <= 1, b.pool.shareOf(b.weight)
+	each := b.pool.each(b.ask.Level, share, alone)
 	t := turn{
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
-		quota: quota, crowding: b.pool.others.Load(), early: b.early, alone: alone,
+		quota: quota, crowding: b.pool.others.Load(), early: b.early && !b.mine, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
 		due: b.due, counts: b.ask.Counts, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
-		each:  b.pool.each(b.ask.Level, share, alone),
+		each: each, queued: a.queued(from, b.ask.Level, each),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 		share: min(share, float64(b.pool.whole.Load())),
 	}
@@ -112,6 +116,10 @@ func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 	level := &b.pool.levels[b.ask.Level]
 	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
 	from, patience := b.span()
+	if b.ask.Counts {
+		u.lineUp(r, b, from, patience)
+		return
+	}
 	u.shorten(from+retryFloor, spacing, level)
 	slot := max(from+retryFloor, u.tail) + spacing
 	wait := slot - b.now
@@ -121,6 +129,30 @@ func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 		wait = min(wait, max(retryCap, from-b.now))
 	}
 	r.RetryAfter = whole(wait + spread(b.ask.Seed, spacing/4))
+}
+
+// lineUp gives a slot behind the client's other requests of the limit.
+func (u *use) lineUp(r *Refusal, b *bid, from, patience time.Duration) {
+	t := turn{
+		asked: b.now, now: from, patience: patience, level: b.ask.Level, seed: b.ask.Seed,
+		early: b.early && b.mine, each: u.each(b), queued: u.queued(b), share: float64(b.cap),
+		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
+	}
+	var slot time.Duration
+	switch {
+	case t.early:
+		slot, r.ShouldRetry = u.slots.giveLast(&t, float64(t.each), t.each)
+	case b.due && b.ask.Retry > 0:
+		slot, r.ShouldRetry = u.slots.insist(&t)
+	}
+	if !r.ShouldRetry && !t.early {
+		slot, r.ShouldRetry = u.slots.queue(&t)
+	}
+	wait := slot - b.now
+	if !r.ShouldRetry { // for who comes back all the same
+		wait = min(wait, max(retryCap, from-b.now))
+	}
+	r.RetryAfter = whole(wait)
 }
 
 // lay notes a slot that was given.

@@ -90,13 +90,12 @@ func (s *slots) first() time.Duration { return s.due[0].at }
 // say that they return look like it. Where others of the client do say so, it may
 // have been another request, and the one with the slot is still to come: it isn't
 // early, though the next slot is later.
-func (s *slots) arrive(now time.Duration, retry int, counts bool, l *line) (early, due, used bool) {
+func (s *slots) arrive(now time.Duration, retry int, counts bool) (early, due, used bool) {
 	switch {
 	case counts && retry == 0:
 		return false, false, false
 	case s.n() > 0 && now >= s.first():
 		s.use()
-		l.returned.Add(1)
 		if retry == 0 {
 			s.lend(now)
 		}
@@ -107,7 +106,6 @@ func (s *slots) arrive(now time.Duration, retry int, counts bool, l *line) (earl
 		s.lent--
 		return false, true, false
 	case s.n() == 0:
-		l.others.Add(1)
 		return false, false, false
 	}
 	s.early, s.earlyAt = s.earliness(now)+1, now
@@ -221,10 +219,10 @@ type turn struct {
 	live     int   // requests that its account has in flight …
 	below    bool  // … which is less than its share
 	// each is the time between two ends of the account's share, takes how long one
-	// takes.
-	each, takes time.Duration
-	share       float64 // of the pool's places
-	seed        uint64
+	// takes, and queued how long the queue of the client's requests is.
+	each, takes, queued time.Duration
+	share               float64 // of the pool's places
+	seed                uint64
 }
 
 // give returns the slot of a request that is sent away, or false where that
@@ -254,16 +252,13 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	if queues {
 		return s.queue(t)
 	}
-	pace := float64(spacing) * (1 + earliness)
+	pace := float64(spacing)
 	if !t.alone {
 		pace *= ownPace * float64(max(1, t.crowding))
 	}
-	at := max(t.now+retryFloor, s.last) + time.Duration(min(pace, float64(time.Hour)))
-	if at <= t.now+t.patience {
-		if t.early {
-			s.drop(t.level) // it comes later than that
-		}
-		return s.keep(t, at, false, spacing), true
+	at, ok := s.giveLast(t, pace, spacing)
+	if ok {
+		return at, true
 	}
 	// Who did as told is not sent away for good while places of its account's share
 	// become free in time: it comes behind those that wait already.
@@ -271,6 +266,19 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 		return s.keep(t, again, false, spacing), true
 	}
 	return at, false
+}
+
+// giveLast gives a slot behind the account's last, a pace after it, and the farther
+// the more came early.
+func (s *slots) giveLast(t *turn, pace float64, spacing time.Duration) (time.Duration, bool) {
+	at := max(t.now+retryFloor, s.last) + span(pace*(1+s.earliness(t.now)))
+	if at > t.now+t.patience {
+		return at, false
+	}
+	if t.early {
+		s.drop(t.level) // it comes later than that
+	}
+	return s.keep(t, at, false, spacing), true
 }
 
 // free is how many slots of the line the account may have however long that is.
@@ -287,12 +295,15 @@ func (s *slots) keep(t *turn, at time.Duration, shared bool, spacing time.Durati
 	return at
 }
 
-// expire forgets slots whose clients did not come.
-func (s *slots) expire(now time.Duration, p *pool) {
-	for s.n() > 0 && now > s.first()+abandoned {
-		p.levels[s.due[0].level].line.gone.Add(1)
-		s.use()
+// lapse forgets the first slot if its client did not come, and reports whether it
+// did, and the level.
+func (s *slots) lapse(now time.Duration) (of fleet.BurstLevel, lapsed bool) {
+	if s.n() == 0 || now <= s.first()+abandoned {
+		return 0, false
 	}
+	of = s.due[0].level
+	s.use()
+	return of, true
 }
 
 // coming is how many requests are expected at slots that are due until then, in

@@ -243,7 +243,9 @@ func TestSlotsKeepTheirNumberBeyondWhatIsKeptExactly(t *testing.T) {
 			}
 		}
 		if len(all) > 0 {
-			s.expire(s.last+abandoned+1, p)
+			for of, lapsed := s.lapse(s.last + abandoned + 1); lapsed; of, lapsed = s.lapse(s.last + abandoned + 1) {
+				p.levels[of].line.gone.Add(1)
+			}
 			gone := int64(0)
 			for i := range p.levels {
 				gone += p.levels[i].line.gone.Load()
@@ -578,17 +580,56 @@ func TestSlotsThatWereLentAreForgivenOnce(t *testing.T) {
 		"two siblings, then one owner":                  {{at, 0, false, true, true}, {at + 1, 0, false, false, false}, {at + 2, 1, false, true, false}, {at + 3, 1, true, false, false}},
 		"long ago lent":                                 {{at, 0, false, true, true}, {far, 0, false, true, true}, {far + 1, 1, false, true, false}, {far + 2, 1, false, false, false}},
 	} {
-		s, l := slots{}, &line{}
+		s := slots{}
 		s.add(slot{at: at})
 		s.add(slot{at: far})
 		for i, c := range comes {
 			if got, want := s.premature(c.at, c.retry), c.early; got != want {
 				t.Errorf("%s, %d: premature %v", name, i, got)
 			}
-			early, due, used := s.arrive(c.at, c.retry, false, l)
+			early, due, used := s.arrive(c.at, c.retry, false)
 			if early != c.early || due != c.due || used != c.used {
 				t.Errorf("%s, %d: early %v, due %v, used %v; want %+v", name, i, early, due, used, c)
 			}
 		}
+	}
+}
+
+// TestWhoHasLeftTakesNothingFromOthersShares: a caller asked every 50 ms, whatever it
+// was told, and went away; its many slots are no demand then, but are again when it
+// is back.
+func TestWhoHasLeftTakesNothingFromOthersShares(t *testing.T) {
+	w := paced(40)
+	var running []string
+	fill := func() {
+		for range 40 - len(running) {
+			a := w.ask("worker")
+			w.Admit(&a)
+			w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: a.At})
+			running = append(running, a.ID)
+		}
+	}
+	fill()
+	poll := func() {
+		a := w.ask("poller")
+		w.Refuse(&a, ReasonBusy)
+	}
+	for range 100 {
+		poll()
+		w.tick(50 * time.Millisecond)
+	}
+	share := func() float64 { return w.tick(0).Share * interactiveWeight }
+	if s := share(); s > 30 {
+		t.Fatalf("beside the poller the share is %v of 40; want about half", s)
+	}
+	b := w.ask("worker")
+	w.Refuse(&b, ReasonBusy)
+	w.tick(2 * absentAfter)
+	if s := share(); s < 38 {
+		t.Errorf("after the poller left the share is %v of 40", s)
+	}
+	poll()
+	if s := share(); s > 30 {
+		t.Errorf("with the poller back the share is %v of 40; want about half", s)
 	}
 }

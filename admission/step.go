@@ -70,21 +70,43 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	for i := range c.accounts {
 		a := &c.accounts[i]
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
-		a.slots.expire(now, a.pool)
+		for of, lapsed := a.slots.lapse(now); lapsed; of, lapsed = a.slots.lapse(now) {
+			a.pool.levels[of].line.gone.Add(1)
+		}
+		if a.slots.n() == 0 { // whoever is held for one has it still
+			clear(a.held[:])
+		}
 		a.demand(step, now)
 		idle = idle || a.idle(now)
 	}
 	if idle {
 		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return a.idle(now) })
 	}
+	for i := range c.uses {
+		for _, lapsed := c.uses[i].slots.lapse(now); lapsed; {
+			_, lapsed = c.uses[i].slots.lapse(now)
+		}
+		if c.uses[i].slots.n() == 0 {
+			c.uses[i].held = 0
+		}
+	}
 	if len(c.uses) > 0 && c.live == 0 {
-		c.uses = slices.DeleteFunc(c.uses, func(u use) bool { return u.live == 0 && u.tail < now && u.next < now })
+		c.uses = slices.DeleteFunc(c.uses, func(u use) bool {
+			return u.live == 0 && u.tail < now && u.next < now && u.slots.n() == 0
+		})
 	}
 }
 
 // idle reports whether nothing is known of an account any more.
 func (a *account) idle(now time.Duration) bool {
 	return a.live == 0 && a.slots.n() == 0 && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1
+}
+
+// absent reports whether the client seems to have left: a slot has been due for long,
+// and nobody has come. Until somebody does, what waits is no demand, which would take
+// from the others' shares.
+func (a *account) absent(now time.Duration) bool {
+	return a.slots.n() > 0 && now > a.slots.first()+absentAfter && now > a.came+absentAfter
 }
 
 // demand tells the pool what the account wants: what it has in flight and what
@@ -94,9 +116,12 @@ func (a *account) demand(step uint64, now time.Duration) {
 	if p.step != step {
 		return // not of the configuration any more
 	}
-	want := max(float64(a.live), a.mean) + float64(a.slots.n())
-	for i, n := range a.slots.of {
-		p.levels[i].waiting += int(n)
+	want := max(float64(a.live), a.mean)
+	if !a.absent(now) {
+		want += float64(a.slots.n())
+		for i, n := range a.slots.of {
+			p.levels[i].waiting += int(n)
+		}
 	}
 	if a.active = a.live > 0 || a.slots.n() > 0; a.active {
 		p.active++

@@ -84,6 +84,8 @@ type Ask struct {
 	Hold bool
 	// Seed draws the jitter of a slot.
 	Seed uint64
+
+	own bool // held for a place of its client's limit; see BeginHold
 }
 
 // Reason says why a request entered or did not; one enum for logs, metric
