@@ -65,7 +65,9 @@ type pool struct {
 	step     uint64  // the one it took part in last
 	known    bool    // a view of it was seen
 	limit    float64 // of all endpoints but those that drain
-	part     float64 // of PoolView.Capacity, slewed
+	capacity float64 // the last PoolView.Capacity that was one
+	aim      float64 // PoolView.Limit then
+	away     float64 // what limit was above it, because it slews
 	holds    float64 // how many requests may well be in flight now
 	loosened int64   // the second up to which loose requests were ended
 	demands  []demand
@@ -172,9 +174,10 @@ func (p *pool) end(of fleet.BurstLevel) {
 	p.live.Add(-1)
 }
 
-// slew moves the limit towards what it should be: its part of what the config lets
-// the endpoints have, which itself counts at once. Where all drain, that part stays
-// for when they are back.
+// slew moves the limit towards what it should be. What the config lets the endpoints
+// have is meant, and no estimate: where that changes, the limit changes at once by
+// what came or left, and what it was away from its aim stays, less the part of those
+// that left. So it is where all drained, and are back.
 func (p *pool) slew(view *PoolView, dt time.Duration) {
 	if !(view.Limit >= 0) || math.IsInf(view.Limit, 1) {
 		return // no number to go by
@@ -183,20 +186,23 @@ func (p *pool) slew(view *PoolView, dt time.Duration) {
 		p.limit = 0
 		return
 	}
-	capacity := view.Capacity
-	if capacity == 0 {
-		capacity = 1
+	if view.Capacity > 0 && view.Capacity != p.capacity {
+		if p.capacity > 0 {
+			p.aim = view.Limit
+			p.away *= min(1, view.Capacity/p.capacity)
+		}
+		p.capacity = view.Capacity
 	}
-	part := view.Limit / capacity
+	limit := view.Limit
 	if p.known {
-		down := p.part * math.Pow(1-fastestDown, dt.Seconds())
+		before := max(0, p.aim+p.away)
+		down := before * math.Pow(1-fastestDown, dt.Seconds())
 		// Up from nothing, a tenth of it more is nothing: one request a second is
 		// always allowed.
-		up := max(p.part*math.Pow(1+fastestUp, dt.Seconds()), p.part+dt.Seconds()/capacity)
-		part = min(max(part, down), up)
+		up := max(before*math.Pow(1+fastestUp, dt.Seconds()), before+dt.Seconds())
+		limit = min(max(limit, down), up)
 	}
-	p.part, p.known = part, true
-	p.limit = part * capacity
+	p.limit, p.aim, p.away, p.known = limit, view.Limit, limit-view.Limit, true
 }
 
 // begin starts a step: what clients want is gathered after it.

@@ -356,6 +356,27 @@ func TestWorkElsewhereTakesNobodysPlace(t *testing.T) {
 	}
 }
 
+// TestPoolsHoldTheirLimitAndWhatIsElsewhere: once.
+func TestPoolsHoldTheirLimitAndWhatIsElsewhere(t *testing.T) {
+	for name, row := range map[string]struct {
+		view         PoolView
+		slewed, want float64
+	}{
+		"all take requests":                  {PoolView{Limit: 100}, 100, 100},
+		"some drains":                        {PoolView{Limit: 100, Elsewhere: 30}, 100, 130},
+		"some is closed":                     {PoolView{Limit: 100, Closed: 40, Elsewhere: 30}, 100, 90},
+		"was ejected just now":               {PoolView{Limit: 100, Elsewhere: 30}, 150, 150},
+		"was ejected just now, has more":     {PoolView{Limit: 100, Elsewhere: 60}, 150, 160},
+		"ejected beside one that is closed":  {PoolView{Limit: 100, Closed: 40, Elsewhere: 70}, 200, 130},
+		"risk fell just now, and one drains": {PoolView{Limit: 100, Elsewhere: 30}, 50, 80},
+		"all are closed":                     {PoolView{Limit: 100, Closed: 100, Reopens: time.Second, Elsewhere: 70}, 100, 100},
+	} {
+		if got := row.view.holds(row.slewed); math.Abs(got-row.want) > 1e-9 {
+			t.Errorf("%s: %v; want %v", name, got, row.want)
+		}
+	}
+}
+
 // TestReopenedPoolsHoldAtOnceWhatTheyDid: their closing is no estimate, and after
 // it nothing rises slowly.
 func TestReopenedPoolsHoldAtOnceWhatTheyDid(t *testing.T) {
@@ -449,5 +470,54 @@ func TestWhatTheConfigTakesAndGivesCountsAtOnce(t *testing.T) {
 	got := limit(PoolView{Limit: 5, Capacity: 50})
 	if got < 43 || got >= 45 {
 		t.Errorf("a limit of %v 50 ms after the risk rose; want it to fall slowly", got)
+	}
+}
+
+// TestLimitIsThatOfThoseThatStay: sick servers, which have no part of the limit, leave
+// or join; those that stay hold what they did. What still moves with risk goes on to.
+func TestLimitIsThatOfThoseThatStay(t *testing.T) {
+	type view struct{ limit, capacity, want float64 }
+	for name, views := range map[string][]view{
+		"two of four are ejected, and leave":  {{256, 256, 256}, {128, 256, 128}, {128, 128, 128}},
+		"nine of ten are ejected, and drain":  {{640, 640, 640}, {64, 640, 64}, {64, 64, 64}},
+		"nine join that are not ready":        {{64, 64, 64}, {64, 640, 64}},
+		"one of two drains, and is back":      {{128, 128, 128}, {64, 64, 64}, {128, 128, 128}},
+		"all drain and half of them are back": {{128, 128, 128}, {0, None, 0}, {64, 64, 64}},
+	} {
+		w := &world{clock: &clock{}}
+		w.Gate = New(Options{Config: config(), Now: w.clock.now})
+		for i, v := range views {
+			step := func() float64 {
+				w.clock.advance(50 * time.Millisecond)
+				return w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: v.limit, Capacity: v.capacity}})[0].Limit
+			}
+			got := step()
+			if i > 0 && v.capacity == views[i-1].capacity { // only risk moves: let it
+				for range 400 {
+					got = step()
+				}
+			}
+			if math.Abs(got-v.want) > 0.01 {
+				t.Errorf("%s: a limit of %v in step %d; want %v", name, got, i, v.want)
+			}
+		}
+	}
+	// Four at a risk that fell: the limit is on its way up by a tenth a second. Three
+	// leave, and the one that stays has a quarter of the way before it.
+	w := &world{clock: &clock{}}
+	w.Gate = New(Options{Config: config(), Now: w.clock.now})
+	step := func(d time.Duration, limit, capacity float64) float64 {
+		w.clock.advance(d)
+		return w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: limit, Capacity: capacity}})[0].Limit
+	}
+	step(time.Second, 100, 256)
+	if got := step(time.Second, 256, 256); math.Abs(got-110) > 0.01 {
+		t.Errorf("a limit of %v a second after it was 100; want 110", got)
+	}
+	if got := step(time.Second, 64, 64); math.Abs(got-1.1*27.5) > 0.01 {
+		t.Errorf("a limit of %v for the one of four that stays; want a tenth more than a quarter of 110", got)
+	}
+	if got := step(time.Second, 64, 0); math.Abs(got-1.21*27.5) > 0.01 { // the config's part is not known
+		t.Errorf("a limit of %v a second later; want a tenth more", got)
 	}
 }

@@ -227,8 +227,8 @@ type PoolView struct {
 	// part of it.
 	Limit, Closed float64
 	// Capacity is what its endpoints may have in flight by the config, at no risk;
-	// those that drain have none. It counts without slew: the config's changes are
-	// meant. 0 is unknown, and then Limit itself slews; None where all drain.
+	// those that drain have none. Where it changes, Limit changes without slew: the
+	// config's changes are meant. 0 is unknown; None where all drain.
 	Capacity float64
 	// InFlight is the sum over its endpoints, by the ledger.
 	InFlight int
