@@ -198,17 +198,26 @@ routes:
 	}
 }
 
-// TestEndpointsThatLeaveDontFillThoseThatStay: one of two servers of four places
-// leaves the config under load, and comes back.
+// TestEndpointsThatLeaveDontFillThoseThatStay: one of two servers of four places, or
+// three of four, leave the config under load, and come back.
 func TestEndpointsThatLeaveDontFillThoseThatStay(t *testing.T) {
-	first, second := newModelServer(t), newModelServer(t)
-	for _, m := range []*modelServer{first, second} {
-		m.answerWith(taking(60 * time.Millisecond))
+	for _, servers := range []int{2, 4} {
+		t.Run(fmt.Sprint(servers), func(t *testing.T) { shrink(t, servers) })
 	}
-	config := func(both bool) string {
-		endpoints := fmt.Sprintf("{ address: %q }", second.addr())
-		if both {
-			endpoints += fmt.Sprintf(", { address: %q }", first.addr())
+}
+
+func shrink(t *testing.T, servers int) {
+	stays, all := newModelServer(t), ""
+	stays.answerWith(taking(60 * time.Millisecond))
+	for range servers - 1 {
+		m := newModelServer(t)
+		m.answerWith(taking(60 * time.Millisecond))
+		all += fmt.Sprintf(", { address: %q }", m.addr())
+	}
+	config := func(whole bool) string {
+		endpoints := fmt.Sprintf("{ address: %q }", stays.addr())
+		if whole {
+			endpoints += all
 		}
 		return fmt.Sprintf(`groups:
   - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
@@ -224,21 +233,21 @@ routes:
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer cancel()
-	for i := range 12 {
+	for i := range 4 + 4*servers {
 		parts.Go(func() { obey(ctx, t, s, fmt.Sprint("client-", i), &served, &refused) })
 	}
 	reloads := func() float64 { return metric(s.metricsPage(t), "fairlead_config_reloads_total") }
 	for range 6 {
-		for _, both := range []bool{false, true} {
+		for _, whole := range []bool{false, true} {
 			before := reloads()
-			s.write(t, "", strings.Replace(config(both), "LISTEN", s.listen, 1))
+			s.write(t, "", strings.Replace(config(whole), "LISTEN", s.listen, 1))
 			envoytest.Eventually(t, "the change taken", func() bool { return reloads() == before+1 })
 			at := served.Load()
 			envoytest.Eventually(t, "some more served", func() bool { return served.Load() > at+20 })
 		}
 	}
-	t.Logf("served %d, refused %d, at most %d on the server that stays", served.Load(), refused.Load(), second.peak.Load())
-	if n := second.peak.Load(); n > 4 {
+	t.Logf("served %d, refused %d, at most %d on the server that stays", served.Load(), refused.Load(), stays.peak.Load())
+	if n := stays.peak.Load(); n > 4 {
 		t.Errorf("the server that stays had %d at a time; its limit is 4", n)
 	}
 }

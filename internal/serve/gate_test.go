@@ -322,6 +322,47 @@ func TestEndpointsThatLeaveDrainFirst(t *testing.T) {
 	}
 }
 
+// TestPoolsDrainBeforeTheyShrink: unless others take the place of most of it, and
+// nobody is left to serve meanwhile.
+func TestPoolsDrainBeforeTheyShrink(t *testing.T) {
+	server := func(n int, drain bool) fleet.Endpoint {
+		return fleet.Endpoint{Address: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(n)), Drain: drain}
+	}
+	pool := func(numbers ...int) (out []fleet.Endpoint) {
+		for _, n := range numbers {
+			out = append(out, server(max(n, -n), n < 0)) // negative ones drain
+		}
+		return out
+	}
+	for _, row := range []struct {
+		before, after []fleet.Endpoint
+		want          int // that are to drain beside those that do
+	}{
+		{pool(1, 2), pool(1), 1}, {pool(1, 2, 3, 4), pool(1), 3}, {pool(1, 2, 3, 4), pool(3, 4), 2},
+		{pool(1, 2, 3, 4), pool(1, 2, 5, 6), 2}, {pool(1, 2, 3, 4), pool(1, 5, 6, 7), 0}, {pool(1, 2), pool(3, 4), 0},
+		{pool(1, 2), pool(1, 2, 3), 0}, {pool(1, -2, -3), pool(1), 0}, {pool(1, 2, -3, -4), pool(1), 1}, {pool(1, 2), pool(-1), 1},
+	} {
+		cfg := twoServers()
+		cfg.Pools[0].Endpoints = row.before
+		s := newViewed(t, cfg)
+		drains := func() (n int) {
+			for _, e := range s.config.Pools[0].Endpoints {
+				if e.Drain {
+					n++
+				}
+			}
+			return n
+		}
+		was := drains()
+		next := twoServers()
+		next.Pools[0].Endpoints = row.after
+		_, _, leaving := s.retire(next)
+		if got := drains() - was; got != row.want || leaving != (row.want > 0) {
+			t.Errorf("from %v to %v: %d drain, %v; want %d", row.before, row.after, got, leaving, row.want)
+		}
+	}
+}
+
 // TestWorkOnServersThatLeftIsWorkElsewhere, for as long as it runs and they don't
 // come back.
 func TestWorkOnServersThatLeftIsWorkElsewhere(t *testing.T) {

@@ -114,10 +114,10 @@ func (s *scoring) reopens(now time.Time, p *plan.PoolInput) time.Duration {
 	return first + reopenEarly
 }
 
-// retire drains the endpoints that the next configuration has no more, in pools of
-// which half stay: of others too many requests would go past the pool until new
-// endpoints are there. It reports whether there are any, and the last tick without
-// that. restore takes it back.
+// retire drains the endpoints that the next configuration has no more. Where less
+// than half of a pool stays and others come, it doesn't: too many requests would go
+// past the pool until those are there, and then they take what Envoy sends on. It
+// reports whether there are any, and the last tick without that. restore takes it back.
 func (s *scoring) retire(next *fleet.Config) (restore func(), since uint64, leaving bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +125,13 @@ func (s *scoring) retire(next *fleet.Config) (restore func(), since uint64, leav
 	if before == nil {
 		return func() {}, 0, false
 	}
-	stay := endpointsOf(next)
+	was, stay := endpointsOf(before), endpointsOf(next)
+	grows := map[string]bool{}
+	for key := range stay {
+		if !was[key] {
+			grows[key.Pool] = true
+		}
+	}
 	retired := *before
 	retired.Pools = slices.Clone(before.Pools)
 	for i := range retired.Pools {
@@ -144,7 +150,7 @@ func (s *scoring) retire(next *fleet.Config) (restore func(), since uint64, leav
 				e.Drain = true
 			}
 		}
-		if 2*staying >= serving && staying < serving {
+		if staying > 0 && staying < serving && (2*staying >= serving || !grows[p.Name]) {
 			p.Endpoints, leaving = left, true
 		}
 	}
