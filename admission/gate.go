@@ -488,6 +488,9 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	if b.fair && a.room(share) == 0 && b.pool.keeps(a, share) {
 		return ReasonShare, 0
 	}
+	if b.fair && a.defers(b) {
+		return ReasonBusy, 0
+	}
 	if a.yields(b, share) {
 		return ReasonTurn, 0
 	}

@@ -85,6 +85,8 @@ type loop struct {
 	// does; held is how many are, by client.
 	holds bool
 	held  map[string]int
+	// returns came as told, and those in vain found no place.
+	returns, vain int
 }
 
 // What package extproc holds: for how long, how often it asks again, and how many
@@ -175,6 +177,9 @@ func (l *loop) handle(e event) {
 		a.Output = c.level.UpperBudget()
 	}
 	var r Refusal
+	if e.held == nil && e.retry > 0 {
+		l.returns++
+	}
 	switch v := l.try(&e, &a); {
 	case v.Held:
 		return
@@ -193,6 +198,9 @@ func (l *loop) handle(e event) {
 		if l.live < l.places && l.places >= 10 && l.live*10 < l.places*8 && !l.blind {
 			l.t.Fatalf("refused for %v with %d of %d in flight", v.Reason, l.live, l.places)
 		}
+	}
+	if e.retry > 0 {
+		l.vain++
 	}
 	if e.retry > 0 && !c.hammers && !r.ShouldRetry {
 		l.sentAway++
@@ -744,6 +752,34 @@ func TestWorkersOfOneKeyAreServedInTurn(t *testing.T) {
 		}
 		if busy < 0.85 {
 			t.Errorf("%+v: %.2f of it is busy", row, busy)
+		}
+	}
+}
+
+// TestWhoWasToldToComeGoesBeforeNewcomers: requests of as many clients come at random,
+// more than the pool can serve.
+func TestWhoWasToldToComeGoesBeforeNewcomers(t *testing.T) {
+	for _, row := range []struct {
+		places    int
+		takes     time.Duration
+		perSecond float64
+		most      float64 // of those that return, in vain
+	}{{16, 3 * time.Second, 8, 0.3}, {16, 3 * time.Second, 50, 0.45}, {16, 100 * time.Millisecond, 200, 0.05}, {8, 100 * time.Millisecond, 600, 0.3}, {64, 10 * time.Second, 8, 0.25}} {
+		l := newLoop(t, row.places)
+		l.blind, l.holds = true, true
+		for i := range l.lasts {
+			l.lasts[i] = row.takes
+		}
+		var callers []*caller
+		until := 10*row.takes + 30*time.Second
+		for at := time.Duration(0); at < until; at += l.about(time.Duration(float64(time.Second) / row.perSecond)) {
+			callers = append(callers, &caller{name: fmt.Sprint(len(callers)), open: 1, level: 3, tries: 3, from: at})
+		}
+		l.run(callers, 5*row.takes+5*time.Second, until)
+		mean, _ := l.busy()
+		t.Logf("%+v: %d of %d returns in vain; busy %.2f", row, l.vain, l.returns, mean)
+		if float64(l.vain) > row.most*float64(l.returns) || mean < 0.9 {
+			t.Errorf("%+v: %d of %d returns in vain, want %.0f %% at most; busy %.2f", row, l.vain, l.returns, 100*row.most, mean)
 		}
 	}
 }

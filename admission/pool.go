@@ -57,6 +57,8 @@ type pool struct {
 	due atomic.Int64
 	// soon is how many requests may come so within soonLeads times lead.
 	soon atomic.Int64
+	// held is how many requests came when they were told to, and are held.
+	held atomic.Int64
 	// lead is for how long before a slot its place is kept, ns.
 	lead   atomic.Int64
 	levels [fleet.BurstLevels]level
@@ -75,6 +77,7 @@ type pool struct {
 	queueing int64
 	coming   int64
 	hoping   int64
+	standing int64
 	horizon  time.Duration // up to which slots are due about now
 	farther  time.Duration // the same for soon
 }
@@ -207,7 +210,7 @@ func (p *pool) slew(view *PoolView, dt time.Duration) {
 
 // begin starts a step: what clients want is gathered after it.
 func (p *pool) begin(step uint64, now time.Duration) {
-	p.step, p.demands, p.active, p.queueing, p.coming, p.hoping = step, p.demands[:0], 0, 0, 0, 0
+	p.step, p.demands, p.active, p.queueing, p.coming, p.hoping, p.standing = step, p.demands[:0], 0, 0, 0, 0, 0
 	lead := p.nextEnd()
 	p.horizon, p.farther = now+lead, now+soonLeads*lead
 	p.lead.Store(int64(lead))
@@ -230,6 +233,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.accounts.Store(int64(p.active))
 	p.due.Store(p.coming)
 	p.soon.Store(p.hoping)
+	_ = 0
 	if view != nil {
 		p.slew(view, dt)
 		p.places.Store(int64(view.Places))

@@ -127,6 +127,14 @@ func (s *slots) promised(now, each time.Duration, share float64, level fleet.Bur
 // allLevels stands for every level.
 const allLevels = fleet.BurstLevels
 
+// release counts one less that is held. A step may have counted it out already, with a
+// client that was forgotten.
+func (p *pool) release() {
+	for n := p.held.Load(); n > 0 && !p.held.CompareAndSwap(n, n-1); {
+		n = p.held.Load()
+	}
+}
+
 // from is the index of the first slot in due that is not before a time.
 func (s *slots) from(at time.Duration) int {
 	i, _ := slices.BinarySearchFunc(s.due, at, func(o slot, t time.Duration) int { return cmp.Compare(o.at, t) })
@@ -183,6 +191,27 @@ func (a *account) yields(b *bid, share float64) bool {
 	each := p.each(level, share, p.accounts.Load() <= 1)
 	promised := a.slots.promised(b.now, each, min(share, float64(p.whole.Load())), level, a.held[level], b.ask.Retry > 0)
 	return promised > 0 && left <= promised
+}
+
+// defers reports whether a request of a client that has nothing in flight, and comes
+// for the first time, leaves the pool's last places to others' that were told to come
+// about now, or did and are held. Without it who waits has no better odds than who
+// comes by chance. Of a pool in which a request ends more often than each leadMin too
+// many places would be kept: they are known by steps, and for leadMin before a slot at
+// least. There those that are held count alone.
+func (a *account) defers(b *bid) bool {
+	p := b.pool
+	if a.live > 0 || b.ask.Retry > 0 {
+		return false
+	}
+	if a.slots.n() > 0 && b.now >= a.slots.first() && !b.ask.Counts {
+		return false // it may be one of those
+	}
+	first := p.held.Load()
+	if time.Duration(p.lead.Load()) > leadMin {
+		first = max(first, p.expected(a))
+	}
+	return first > 0 && p.inFlight()+first >= p.whole.Load()
 }
 
 // yields reports whether a request leaves the limit's last places to others of its
@@ -247,6 +276,9 @@ func (g *Gate) BeginHold(a *Ask) bool {
 	}
 	if a.Retry > 0 {
 		*held++
+		if !a.own {
+			b.pool.held.Add(1)
+		}
 	}
 	return true
 }
@@ -264,4 +296,7 @@ func (g *Gate) EndHold(a *Ask) {
 		held = &c.use(b.limit.Name).held
 	}
 	*held = max(0, *held-1) // it may have been forgotten meanwhile
+	if !a.own {
+		b.pool.release()
+	}
 }
