@@ -412,3 +412,42 @@ func TestClosedPoolsBehindTheFirstEndTheChain(t *testing.T) {
 		t.Errorf("asked for %v, %+v; want %v", pools, w.lastEvent(), want)
 	}
 }
+
+// TestHeldRequestsLeaveTheGroupThatTheyJoined: a new plan may tell clients apart by
+// something else.
+func TestHeldRequestsLeaveTheGroupThatTheyJoined(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, g := planTurns(t, func(r *plan.RouteInput) { r.ClientKey, r.Claim = fleet.ClientKeyJWT, "sub" })
+		g.full = 3
+		m := chat(map[string]string{"authorization": "Bearer a"})
+		m.claims = map[string]any{"sub": otherGroup(t, w.o.Held, "Bearer a")}
+		w.exchange(t, m.proto())
+		if g.asked[0].Client == g.last().Client || !w.lastEvent().Held {
+			t.Fatalf("asked for %x, then for %x; want it held, and another client by the new plan", g.asked[0].Client, g.last().Client)
+		}
+		h := w.o.Held
+		for i := range h.each {
+			if n := h.each[i].Load(); n != 0 {
+				t.Errorf("%d are held in group %d", n, i)
+			}
+		}
+		if n := h.all.Load(); n != 0 {
+			t.Errorf("%d are held", n)
+		}
+	})
+}
+
+// otherGroup is a claim whose client is counted in another group than that of an
+// authorization.
+func otherGroup(t *testing.T, h *Held, authorization string) string {
+	t.Helper()
+	shown := admission.ClientOf(fleet.ClientKeyAuthorization, []byte(authorization))
+	for i := range 100 {
+		claim := fmt.Sprint("ann-", i)
+		if named := admission.ClientOf(fleet.ClientKeyJWT, []byte(claim)); h.group(&named) != h.group(&shown) {
+			return claim
+		}
+	}
+	t.Fatal("all in one group")
+	return ""
+}

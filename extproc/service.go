@@ -29,8 +29,9 @@ const maxMessages = 16
 // Ledger counts attempts in flight, from the moment they are decided.
 type Ledger interface {
 	// Reserve counts the attempt of a decision on an endpoint, or returns false
-	// and counts nothing when the endpoint has limit attempts in flight already.
-	// Limit 0 is no limit; a negative one is always reached. expected is how long
+	// and counts nothing when the endpoint has limit attempts in flight already, or
+	// when it has no memory left to count one. Limit 0 is no limit, and never
+	// refused; a negative one is always reached. expected is how long
 	// the request may take, for as long as no log tells.
 	Reserve(id string, pick fleet.EndpointKey, limit int32, expected time.Duration, at time.Time) bool
 	// Cancel undoes a reservation that nothing came of.

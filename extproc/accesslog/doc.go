@@ -12,6 +12,9 @@
 //   - when every request has ended, or its lease has, every counter is 0.
 //   - Ledger.Reserve never lets an endpoint have more than the limit; what the
 //     log tells of is counted all the same, since it is real.
+//   - no number of ends keeps what runs from being counted: requests that never ran
+//     leave nothing, and what ended gives way. A ledger full of what runs reserves
+//     nothing under a limit.
 //   - a log entry can't make the receiver panic, whatever it holds. It is scanned
 //     where it lies, since the generated types would take most of what the log
 //     costs; they are the scanner's oracle in tests. Nothing of an outcome points

@@ -32,11 +32,14 @@ const (
 	// dead: the end of its streams may overtake what it logged last.
 	DeadGrace = 500 * time.Millisecond
 	// memory is how long an ended attempt is remembered, so that its start or
-	// a heartbeat of it that comes late is known to be late.
+	// a heartbeat of it that comes late is known to be late. Less in a ledger that is
+	// full of records.
 	memory = 5 * time.Second
-	// MaxAttempts bounds the records of attempts, running or remembered. When
-	// it is reached further attempts are not counted (see Ledger.Dropped):
-	// their endpoints look emptier than they are.
+	// MaxAttempts bounds the records of attempts, running or remembered. When it is
+	// reached, what ended longest ago is forgotten for what is new, so that no number
+	// of ends keeps running attempts from being counted. Where as many run, Reserve
+	// refuses whoever has a limit, and what the log tells of further attempts is not
+	// counted (see Ledger.Dropped).
 	MaxAttempts = 1 << 18
 )
 
@@ -141,9 +144,14 @@ type dueRecord struct {
 
 func (q *queue) push(r *record) { q.items = append(q.items, dueRecord{r, r.until}) }
 
-// pop takes the first record if it is due.
-func (q *queue) pop(now time.Time) *record {
-	if q.head == len(q.items) || now.Before(q.items[q.head].due) {
+// due reports whether there is a first record that is due.
+func (q *queue) due(now time.Time) bool {
+	return q.head < len(q.items) && !now.Before(q.items[q.head].due)
+}
+
+// pop takes the first record, due or not; nil if there is none.
+func (q *queue) pop() *record {
+	if q.head == len(q.items) {
 		return nil
 	}
 	r := q.items[q.head].record
@@ -196,7 +204,9 @@ func (l *Ledger) Snapshot() []InFlight {
 	return out
 }
 
-// Dropped counts attempts that were not recorded because the ledger was full.
+// Dropped counts the times that an attempt was not counted because as many ran as
+// the ledger can hold: reservations, of which those with a limit were refused, and
+// starts and heartbeats in the log.
 func (l *Ledger) Dropped() uint64 { return l.dropped.Load() }
 
 // Reserve counts the first attempt of a decision on the endpoint that was picked,
@@ -208,9 +218,10 @@ func (l *Ledger) Dropped() uint64 { return l.dropped.Load() }
 // A reservation counts until the log confirms and ends it, Cancel undoes it, or
 // its lease is over: ProvisionalLease, and while the ledger is blind (SetBlind)
 // what the request is expected to take, at least ProvisionalLease and at most
-// Lease. A request that the log told of before is counted as the log says; an
-// empty id and, in a full ledger, a new one count nothing. All of these return
-// true.
+// Lease. A request that the log told of before is counted as the log says, and an
+// empty id counts nothing; both return true. Nor does a ledger that is full of
+// running attempts count anything: then only limit 0 returns true, since what isn't
+// counted can't be held to a limit.
 func (l *Ledger) Reserve(id string, pick fleet.EndpointKey, limit int32, expected time.Duration, at time.Time) bool {
 	if limit < 0 {
 		return false
@@ -235,7 +246,8 @@ func (l *Ledger) Reserve(id string, pick fleet.EndpointKey, limit int32, expecte
 	r := l.add(s, key)
 	if r == nil {
 		l.slots.leave(slot)
-		return true
+		l.dropped.Add(1)
+		return limit == 0
 	}
 	r.attempt, r.endpoint, r.slot, r.running = 1, pick, slot, true
 	until := at.Add(ProvisionalLease)
@@ -254,10 +266,18 @@ func (l *Ledger) Cancel(id string) {
 	s := l.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r := s.byID[key]; r != nil && r.running && !r.confirmed {
-		l.stop(s, r)
-		l.forget(s, r)
+	if r := s.byID[key]; r.reserved() {
+		l.remove(s, r)
 	}
+}
+
+// reserved reports whether there is a record, and nothing but a reservation in it.
+func (r *record) reserved() bool { return r != nil && r.running && !r.confirmed }
+
+// remove ends the attempt of a record and forgets it.
+func (l *Ledger) remove(s *shard, r *record) {
+	l.stop(s, r)
+	l.forget(s, r)
 }
 
 // SetBlind says whether the access log of some Envoy doesn't arrive. Then nothing
@@ -291,11 +311,15 @@ func (l *Ledger) Apply(o fleet.Outcome) {
 	defer s.mu.Unlock()
 	r := s.byID[key]
 	known := r != nil
-	if !known {
-		if o.Kind == fleet.Heartbeat && !named(o.Endpoint) {
-			return
-		}
+	switch {
+	case r.reserved() && neverRan(&o):
+		l.remove(s, r)
+		return
+	case !known && (neverRan(&o) || o.Kind == fleet.Heartbeat && !named(o.Endpoint)):
+		return
+	case !known:
 		if r = l.add(s, key); r == nil {
+			l.missed(o.Kind)
 			return
 		}
 	}
@@ -312,6 +336,21 @@ func (l *Ledger) Apply(o fleet.Outcome) {
 	}
 	if !known && !r.running && r.attempt == 0 {
 		l.forget(s, r)
+	}
+}
+
+// neverRan reports whether a request ended before it had an attempt: Envoy or
+// ext_proc refused it, or there was no server. The log tells no more of it, so its
+// end need not be remembered, and callers can have any number of such a second. A
+// server that can't be named is not counted either.
+func neverRan(o *fleet.Outcome) bool {
+	return o.Kind == fleet.RequestEnded && o.Attempt <= 1 && !named(o.Endpoint)
+}
+
+// missed counts an entry that there was no record for, if its attempt runs.
+func (l *Ledger) missed(kind fleet.OutcomeKind) {
+	if kind == fleet.AttemptStarted || kind == fleet.Heartbeat {
+		l.dropped.Add(1)
 	}
 }
 
@@ -449,9 +488,7 @@ func (l *Ledger) Expire(now time.Time) int {
 // endLeases ends the leases of a shard that ran out.
 func (l *Ledger) endLeases(s *shard, now time.Time) (ended int) {
 	for len(s.leases) > 0 && !now.Before(s.leases[0].until) {
-		r := s.leases[0]
-		l.stop(s, r)
-		l.forget(s, r)
+		l.remove(s, s.leases[0])
 		ended++
 	}
 	return ended
@@ -459,10 +496,11 @@ func (l *Ledger) endLeases(s *shard, now time.Time) (ended int) {
 
 // forgetOver forgets the records of a shard that ended long enough ago.
 func (l *Ledger) forgetOver(s *shard, now time.Time) {
-	for r := s.over.pop(now); r != nil; r = s.over.pop(now) {
+	for s.over.due(now) {
+		r := s.over.pop()
 		r.queued = false
 		switch {
-		case r.running || s.byID[r.key] != r: // it has a newer attempt, or was forgotten
+		case !s.ended(r):
 		case now.Before(r.until): // a later end
 			r.queued = true
 			s.over.push(r)
@@ -472,12 +510,31 @@ func (l *Ledger) forgetOver(s *shard, now time.Time) {
 	}
 }
 
-// add makes a record, or returns nil when the ledger is full.
+// ended reports whether a record of the queue is of a request that ended: it may
+// have a newer attempt, or was forgotten.
+func (s *shard) ended(r *record) bool { return !r.running && s.byID[r.key] == r }
+
+// giveWay forgets the record of a shard that ended first, due or not; false if none
+// has ended.
+func (l *Ledger) giveWay(s *shard) bool {
+	for r := s.over.pop(); r != nil; r = s.over.pop() {
+		r.queued = false
+		if s.ended(r) {
+			l.forget(s, r)
+			return true
+		}
+	}
+	return false
+}
+
+// add makes a record, in a full ledger in place of one that ended. It returns nil
+// where all records of the shard are of running attempts.
 func (l *Ledger) add(s *shard, key requestKey) *record {
-	if l.records.Add(1) > l.max {
+	for l.records.Add(1) > l.max {
 		l.records.Add(-1)
-		l.dropped.Add(1)
-		return nil
+		if !l.giveWay(s) {
+			return nil
+		}
 	}
 	r := s.unused()
 	r.key = key

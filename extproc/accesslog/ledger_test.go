@@ -220,22 +220,6 @@ func TestRequestIDsCountPerEnvoyAndDecisionIDsEverywhere(t *testing.T) {
 	s.expect("one ended", 1, 0, 0)
 }
 
-func TestFullLedgerCountsNoMore(t *testing.T) {
-	s := newScript(t)
-	s.max = 2
-	for i := range 5 {
-		s.Reserve(decision(i), a, 0, 0, s.now)
-	}
-	s.expect("two of five", 2, 0, 0)
-	if s.Dropped() != 3 {
-		t.Errorf("%d dropped", s.Dropped())
-	}
-	s.wait(ProvisionalLease)
-	s.expect("room again", 0, 0, 0)
-	s.decided(b)
-	s.expect("counted again", 0, 1, 0)
-}
-
 func decision(n int) string { return fmt.Sprintf("1718924567123-007-%04d", n) }
 
 func TestReservationsStopAtTheLimit(t *testing.T) {
@@ -378,27 +362,41 @@ func TestParallelReservationsAreExact(t *testing.T) {
 }
 
 // TestReservationsNeverPassTheLimit plays reservations, cancels, log entries and
-// time in any order: as long as nothing but reservations starts attempts, an
-// endpoint never has more than the limit, and whoever is refused met it full.
+// time in any order, in ledgers of any size: as long as nothing but reservations
+// starts attempts, an endpoint never has more than the limit, whoever gets a place is
+// counted, and whoever is refused met the endpoint or the ledger full.
 func TestReservationsNeverPassTheLimit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := epoch
 		l := NewLedger(func() time.Time { return now })
 		limit := int32(rapid.IntRange(1, 5).Draw(t, "limit"))
+		l.max = rapid.SampledFrom([]int64{1, 2, 5, 10, MaxAttempts}).Draw(t, "max")
 		for step := range rapid.IntRange(1, 80).Draw(t, "steps") {
 			id := decision(rapid.IntRange(0, 12).Draw(t, "request"))
 			e := endpoint(rapid.IntRange(1, 2).Draw(t, "endpoint"))
 			switch rapid.IntRange(0, 5).Draw(t, "what") {
 			case 0, 1, 2:
-				before := l.InFlight(l.Slot(e))
+				before, dropped := l.InFlight(l.Slot(e)), l.Dropped()
 				ok := l.Reserve(id, e, limit, time.Duration(rapid.IntRange(0, 40).Draw(t, "expected"))*time.Second, now)
-				if !ok && (before < limit || l.InFlight(l.Slot(e)) != before) {
+				full := l.Dropped() > dropped
+				if !ok && (before < limit && !full || l.InFlight(l.Slot(e)) != before) {
 					t.Fatalf("step %d: refused with %d of %d in flight, %d after it", step, before, limit, l.InFlight(l.Slot(e)))
+				}
+				key := keyOf(id, "")
+				if ok == (l.shardOf(key).byID[key] == nil) {
+					t.Fatalf("step %d: a place %v, and counted %v", step, ok, !ok)
+				}
+				if full && l.records.Load() < l.max {
+					t.Fatalf("step %d: refused by a ledger of %d records; it holds %d", step, l.records.Load(), l.max)
 				}
 			case 3:
 				l.Cancel(id)
 			case 4:
-				l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "edge", ID: id, At: now})
+				end := fleet.Outcome{Kind: fleet.RequestEnded, Node: "edge", ID: id, At: now}
+				if rapid.Bool().Draw(t, "ran") {
+					end.Endpoint = e
+				}
+				l.Apply(end)
 			case 5:
 				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "pause")) * time.Millisecond)
 				l.Expire(now)

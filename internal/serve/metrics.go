@@ -363,7 +363,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		{"fairlead.model.reloads", "Changes of the model file, by result.", single(m.models, "result")},
 		{"fairlead.requests.held", "Requests that found no place and were held in ext_proc for up to 60 ms, by what became of them.", single(m.held, "result")},
 		{"fairlead.request.anomalies", "Requests with an unknown strategy or a temperature or top_k out of range, and ext_proc messages that could not be read; they go on. Also decisions that did not reach their requests (decision_unapplied): the caller had left, or ext_proc was late.", single(m.anomalies, "kind")},
-		{"fairlead.ledger.dropped", "Attempts that were not counted as in flight because the ledger was full.", func(o metric.Int64Observer) {
+		{"fairlead.ledger.dropped", "Times that an attempt was not counted as in flight because as many ran as the ledger can hold (262,144). No request gets a place under a limit then.", func(o metric.Int64Observer) {
 			o.Observe(int64(dropped()))
 		}},
 		{"fairlead.push.events", "Frames of agents and what became of them: streams and frames refused, frames of nodes that the config does not name, endpoints not taken, values that could not be true, frames that agents dropped.", func(o metric.Int64Observer) {

@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
@@ -70,6 +71,23 @@ func (s *Server) logRefusals(now time.Time) {
 		s.log.Warn("requests refused", append(why, "within", refusalsEvery)...)
 		s.refusedLog = now
 	}
+}
+
+// fullLog tells of a full ledger, every refusalsEvery at most. The zero value is
+// ready for use.
+type fullLog struct {
+	told    time.Time
+	dropped uint64 // by then
+}
+
+// look says how many attempts the ledger could not count since the last line, of all
+// that it has ever dropped.
+func (f *fullLog) look(log *slog.Logger, now time.Time, dropped uint64) {
+	if dropped == f.dropped || now.Sub(f.told) < refusalsEvery {
+		return
+	}
+	log.Warn("in-flight ledger is full; limits admit nobody until attempts end", "running", accesslog.MaxAttempts, "not_counted", dropped-f.dropped)
+	f.told, f.dropped = now, dropped
 }
 
 // refusals counts refused requests since the last line about them, by admission's

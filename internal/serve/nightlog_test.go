@@ -1,11 +1,20 @@
 package serve
 
 import (
+	"bytes"
+	"log/slog"
+	"net/http/httptest"
+	"net/netip"
 	"reflect"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
+	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
@@ -22,5 +31,54 @@ func TestRefusalsAreToldByReason(t *testing.T) {
 	}
 	if got := r.take(); len(got) != 0 {
 		t.Errorf("%v after it was told", got)
+	}
+}
+
+// TestFullLedgerIsToldOfEveryTenSeconds, with what was not counted in between.
+func TestFullLedgerIsToldOfEveryTenSeconds(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	var f fullLog
+	begin := time.Unix(1_700_000_000, 0)
+	for _, row := range []struct {
+		after   time.Duration
+		dropped uint64
+		want    string // "" is no line
+	}{
+		{0, 0, ""},
+		{time.Second, 5, "not_counted=5"},
+		{2 * time.Second, 7, ""},
+		{11 * time.Second, 8, "not_counted=3"},
+		{21 * time.Second, 8, ""},
+		{22 * time.Second, 9, "not_counted=1"},
+	} {
+		out.Reset()
+		f.look(log, begin.Add(row.after), row.dropped)
+		if got := out.String(); (got != "") != (row.want != "") || !strings.Contains(got, row.want) {
+			t.Errorf("after %v with %d dropped: %q; want %q", row.after, row.dropped, got, row.want)
+		}
+	}
+}
+
+// TestFullLedgerAdmitsNobodyAndSaysSo, once as many run as it can hold.
+func TestFullLedgerAdmitsNobodyAndSaysSo(t *testing.T) {
+	var out bytes.Buffer
+	r := newRuns(t, Options{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	start := fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", Attempt: 1, Endpoint: gpu, At: r.now}
+	for i := range accesslog.MaxAttempts {
+		start.ID = strconv.Itoa(i)
+		r.ledger.Apply(start)
+	}
+	if r.ledger.Reserve("1718924567123-007-0001", fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1002")}, 4, 0, r.now) {
+		t.Error("a place that nobody counts")
+	}
+	r.pass(bucket)
+	if !strings.Contains(out.String(), "in-flight ledger is full") || !strings.Contains(out.String(), "not_counted=1") {
+		t.Errorf("log: %s", &out)
+	}
+	page := httptest.NewRecorder()
+	r.metrics.handler.ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+	if !strings.Contains(page.Body.String(), "\nfairlead_ledger_dropped_total 1\n") {
+		t.Error("the metric does not count it")
 	}
 }

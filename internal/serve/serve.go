@@ -95,6 +95,7 @@ type Server struct {
 	// refused counts 429s since the last line about them.
 	refused    refusals
 	refusedLog time.Time // owned by the tick loop
+	fullLog    fullLog   // owned by the tick loop
 
 	lock      *os.File // on the state folder
 	listeners struct{ xds, extproc, accessLog, admin, push net.Listener }
@@ -361,6 +362,7 @@ func (s *Server) step(now time.Time) {
 	s.logChanges(s.view.Load(), view)
 	s.view.Store(view)
 	s.logRefusals(now)
+	s.fullLog.look(s.log, now, s.ledger.Dropped())
 }
 
 // readiness says why the process should get no traffic yet.
