@@ -130,8 +130,8 @@ func TestClosedEndpointsAreNoRoom(t *testing.T) {
 	tell(now.Add(2*time.Second), 2*one, 0, 3*time.Second)
 	s.answers(1, 429, 30*time.Second, now)
 	tell(now.Add(2*time.Second), 2*one, 0, 8*time.Second)
-	tell(now.Add(10*time.Second), one, 64, 0)
-	tell(now.Add(30*time.Second), 0, 128, 0)
+	tell(now.Add(11*time.Second), one, 64, 0)
+	tell(now.Add(31*time.Second), 0, 128, 0)
 	if got := s.views[0].Limit; math.Abs(got-2*one) > 1e-9 {
 		t.Errorf("a limit of %v; want it as before, %v", got, 2*one)
 	}

@@ -2,7 +2,6 @@ package serve
 
 import (
 	"math"
-	"net/http"
 	"sync"
 	"time"
 
@@ -61,9 +60,11 @@ type tracker struct {
 	since   time.Time
 	foreign own.Foreign
 	sent    own.Sent
-	// closed is until when it told callers to stay away; zero if it did not.
-	closed time.Time
-	limit  admission.EndpointLimit
+	// gate is whether it takes requests, after it told callers to stay away.
+	gate gate
+	// holds is the limit that the last tick gave it, also while it opens.
+	holds int32
+	limit admission.EndpointLimit
 }
 
 func newScoring(model scoringModel, ledger *accesslog.Ledger, admit func(time.Time, []admission.PoolView) []admission.PoolState) *scoring {
@@ -140,17 +141,19 @@ func (s *scoring) read(r telemetry.Reading) {
 // outcome takes what Envoy logged of an attempt that ended.
 func (s *scoring) outcome(o fleet.Outcome) {
 	s.ratios.learn(&o)
-	if o.Kind != fleet.AttemptEnded || !o.Endpoint.Address.IsValid() {
+	if o.Kind != fleet.AttemptEnded && o.Kind != fleet.AttemptStarted || !o.Endpoint.Address.IsValid() {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t := s.endpoints[o.Endpoint]; t != nil {
-		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
-		if wait := closedFor(&o); wait > 0 {
-			t.closed = later(t.closed, o.At.Add(wait))
-		}
+	t := s.endpoints[o.Endpoint]
+	if t == nil {
+		return
 	}
+	if o.Kind == fleet.AttemptEnded {
+		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
+	}
+	t.gate.outcome(&o)
 }
 
 // admitted returns the config that the last tick went by, and what admission made
@@ -159,48 +162,6 @@ func (s *scoring) admitted() (*fleet.Config, []admission.PoolState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.config, s.states
-}
-
-const (
-	// plainThrottle is how long an endpoint counts as full that answered 429 or
-	// 529 without a time to wait: what its callers are told then.
-	plainThrottle = time.Second
-	// longestClosed bounds what an endpoint is believed; then one request asks
-	// again.
-	longestClosed = time.Minute
-)
-
-// closedFor is how long, from the arrival of the log entry on, an endpoint that
-// answered so wants no requests. A 503 counts only with a time to wait: without
-// one it may be that request's alone. The entry came later than the answer, and
-// the plan opens the endpoint at a tick: a caller that comes back exactly when it
-// was told must find it open.
-func closedFor(o *fleet.Outcome) time.Duration {
-	wait := o.RetryAfter
-	switch o.Code {
-	case http.StatusTooManyRequests, statusOverloaded:
-		if wait == 0 {
-			wait = plainThrottle
-		}
-	case http.StatusServiceUnavailable:
-	default:
-		return 0
-	}
-	return max(0, min(wait, longestClosed)-reopenEarly)
-}
-
-// reopenEarly is the most that a log's batch (25 ms), the plan's tick (50 ms) and
-// their delays on the way add up to.
-const reopenEarly = 150 * time.Millisecond
-
-// statusOverloaded is Anthropic's "overloaded".
-const statusOverloaded = 529
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // step scores every endpoint at now and returns the inputs of the next plan,
@@ -416,13 +377,16 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		if p.Limit == fleet.LimitLearned {
 			limit = int32(s.endpoints[key].learnedLimit(now, p, s.ledger.InFlight(slot), meanTokens))
 		}
-		if t := s.endpoints[key]; t.window.Age(now) <= foreignAge {
+		t := s.endpoints[key]
+		if t.window.Age(now) <= foreignAge {
 			limit = max(1, limit-t.foreign.Requests())
 		}
+		t.holds = limit
+		limit = t.gate.limit(limit, s.ledger.InFlight(slot), now)
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
 			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, KVSize: v.KVSize, Risk: v.Risk, State: v.State,
-			Closed: now.Before(s.endpoints[key].closed),
+			Closed: t.gate.closed(now),
 		})
 	})
 	return input

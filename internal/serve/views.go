@@ -23,7 +23,20 @@ func (s *scoring) poolViews(now time.Time, pools []plan.PoolInput) []admission.P
 	for i := range pools {
 		out[i].Name = pools[i].Name
 		out[i].Reopens = s.reopens(now, &pools[i])
-		viewEndpoints(&out[i], pools[i].Endpoints, most[pools[i].Name], gone[pools[i].Name])
+		viewEndpoints(&out[i], pools[i].Endpoints, s.holds(&pools[i]), most[pools[i].Name], gone[pools[i].Name])
+	}
+	return out
+}
+
+// holds is what each endpoint of a pool may have in flight when it is open.
+func (s *scoring) holds(p *plan.PoolInput) []int32 {
+	out := make([]int32, len(p.Endpoints))
+	for i := range out {
+		e := &p.Endpoints[i]
+		out[i] = e.MaxInFlight
+		if t := s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}]; t != nil {
+			out[i] = max(out[i], t.holds) // less while it opens
+		}
 	}
 	return out
 }
@@ -45,9 +58,10 @@ func (s *scoring) stillRunning() map[string]int {
 	return out
 }
 
-// viewEndpoints sums up the endpoints of a pool, each of which may have so many in
-// flight at most by the config; gone requests are at endpoints that it has no more.
-func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, most, gone int) {
+// viewEndpoints sums up the endpoints of a pool, each of which holds so many when it is
+// open, and may have most in flight by the config; gone requests are at endpoints that
+// it has no more.
+func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, holds []int32, most, gone int) {
 	serving, open, left := false, false, gone
 	out.InFlight, out.Elsewhere = gone, gone
 	for k := range endpoints {
@@ -69,10 +83,12 @@ func viewEndpoints(out *admission.PoolView, endpoints []plan.EndpointInput, most
 		if drains || e.Weight == 0 {
 			continue
 		}
-		holds := float64(e.MaxInFlight) * (1 - float64(e.Risk))
-		out.Limit += holds
+		calm := 1 - float64(e.Risk)
+		out.Limit += float64(holds[k]) * calm
 		if e.Closed {
-			out.Closed += holds
+			out.Closed += float64(holds[k]) * calm
+		} else { // it may be opening
+			out.Closed += float64(holds[k]-e.MaxInFlight) * calm
 		}
 	}
 	if out.Limit == 0 {
@@ -105,7 +121,7 @@ func (s *scoring) reopens(now time.Time, p *plan.PoolInput) time.Duration {
 		case !e.Closed:
 			return 0
 		default:
-			first = min(first, s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].closed.Sub(now))
+			first = min(first, s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].gate.until.Sub(now))
 		}
 	}
 	if first == math.MaxInt64 {

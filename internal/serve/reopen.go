@@ -1,0 +1,124 @@
+package serve
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+const (
+	// plainThrottle is how long an endpoint counts as full that answered 429 or
+	// 529 without a time to wait: what its callers are told then.
+	plainThrottle = time.Second
+	// longestClosed bounds what an endpoint is believed; then one request asks
+	// again.
+	longestClosed = time.Minute
+)
+
+// closedFor is how long, from the arrival of the log entry on, an endpoint that
+// answered so wants no requests. A 503 counts only with a time to wait: without
+// one it may be that request's alone. The entry came later than the answer, and
+// the plan opens the endpoint at a tick: a caller that comes back exactly when it
+// was told must find it open.
+func closedFor(o *fleet.Outcome) time.Duration {
+	wait := o.RetryAfter
+	switch o.Code {
+	case http.StatusTooManyRequests, statusOverloaded:
+		if wait == 0 {
+			wait = plainThrottle
+		}
+	case http.StatusServiceUnavailable:
+	default:
+		return 0
+	}
+	return max(0, min(wait, longestClosed)-reopenEarly)
+}
+
+// reopenEarly is the most that a log's batch (25 ms), the plan's tick (50 ms) and
+// their delays on the way add up to.
+const reopenEarly = 150 * time.Millisecond
+
+// statusOverloaded is Anthropic's "overloaded".
+const statusOverloaded = 529
+
+// gate is whether an endpoint takes requests that told callers to stay away: from
+// until on, in steps. If it still wants none, that is known reopenEarly after the first
+// asked; all that are let in until then go on to the next pool by Envoy itself, where
+// nothing was kept for them. So one asks first.
+type gate struct {
+	until time.Time // zero if it never told
+	// guessed: it did not say for how long. Then a request has to show that it is open.
+	guessed bool
+	// asked is when a request reached it after until, answered when one was shown to be
+	// taken; zero before.
+	asked, answered time.Time
+	// ran is what was in flight when it began to open, as of the tick that noted it.
+	ran   int32
+	noted bool
+}
+
+const (
+	// While it opens an endpoint has a quarter of its limit beside what ran there
+	// before, and twice as much each openStep.
+	openPart  = 4
+	openSteps = 2
+	openStep  = 100 * time.Millisecond
+	// unasked is how long a request is waited for that shows it to be open. Its log
+	// may be away.
+	unasked = 3 * time.Second
+)
+
+// outcome takes what Envoy logged of an attempt that reached the endpoint, or ended.
+func (g *gate) outcome(o *fleet.Outcome) {
+	wait := closedFor(o)
+	switch {
+	case wait > 0:
+		if until := o.At.Add(wait); until.After(g.until) {
+			*g = gate{until: until, guessed: o.RetryAfter == 0}
+		}
+	case g.until.IsZero() || o.At.Before(g.until):
+		// It may have begun before the endpoint closed.
+	case o.Kind == fleet.AttemptStarted && g.asked.IsZero():
+		g.asked = o.At
+	case o.Kind == fleet.AttemptEnded && o.Code > 0 && !g.asked.IsZero() && g.answered.IsZero():
+		g.answered = o.At
+	}
+}
+
+func (g *gate) closed(now time.Time) bool { return now.Before(g.until) }
+
+// open is from when on more than one may ask, as far as it is known. Where the endpoint
+// said itself when it wants requests again, it is that time.
+func (g *gate) open() time.Time {
+	switch {
+	case !g.guessed:
+		return g.until.Add(reopenEarly)
+	case !g.answered.IsZero():
+		return g.answered
+	case !g.asked.IsZero():
+		return g.asked.Add(reopenEarly)
+	}
+	return g.until.Add(unasked)
+}
+
+// limit is what the endpoint may have in flight, by its limit (0 is none) otherwise and
+// what it has. While it is closed that is its limit, of which it takes nothing. It is
+// called at each tick.
+func (g *gate) limit(limit, inFlight int32, now time.Time) int32 {
+	if g.until.IsZero() || g.closed(now) || limit == 0 {
+		return limit
+	}
+	if !g.noted {
+		g.ran, g.noted = max(0, inFlight), true
+	}
+	since := now.Sub(g.open())
+	steps := since / openStep
+	switch {
+	case since < 0:
+		return min(limit, g.ran+1)
+	case steps >= openSteps:
+		return limit
+	}
+	return min(limit, g.ran+max(1, limit/openPart)<<steps)
+}

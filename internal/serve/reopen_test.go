@@ -1,0 +1,100 @@
+package serve
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// TestEndpointsOpenInSteps: an endpoint said no at 0, and then what a script tells; its
+// limit at times after that, in ms. −1 is closed.
+func TestEndpointsOpenInSteps(t *testing.T) {
+	type event struct {
+		at   time.Duration
+		kind fleet.OutcomeKind
+		code int
+		wait time.Duration
+	}
+	const ms = time.Millisecond
+	const started, ended = fleet.AttemptStarted, fleet.AttemptEnded
+	no := event{0, ended, http.StatusTooManyRequests, 0}
+	told := event{0, ended, http.StatusServiceUnavailable, 2 * time.Second}
+	for name, row := range map[string]struct {
+		limit  int32
+		events []event
+		want   map[time.Duration]int32
+	}{
+		"it never said no":                      {64, nil, map[time.Duration]int32{0: 64}},
+		"an answer that is no no":               {64, []event{{0, ended, 503, 0}, {0, started, 0, 0}}, map[time.Duration]int32{0: 64}},
+		"it said for how long":                  {64, []event{told}, map[time.Duration]int32{1849 * ms: -1, 1850 * ms: 1, 1999 * ms: 1, 2000 * ms: 16, 2100 * ms: 32, 2200 * ms: 64, time.Hour: 64}},
+		"nobody asks":                           {64, []event{no}, map[time.Duration]int32{849 * ms: -1, 850 * ms: 1, 3849 * ms: 1, 3850 * ms: 16, 4050 * ms: 64}},
+		"one asks, and nothing is heard of it":  {64, []event{no, {1000 * ms, started, 0, 0}, {1100 * ms, started, 0, 0}}, map[time.Duration]int32{1149 * ms: 1, 1150 * ms: 16, 1250 * ms: 32, 1350 * ms: 64}},
+		"one asks and is answered":              {64, []event{no, {900 * ms, started, 0, 0}, {950 * ms, ended, 200, 0}, {960 * ms, ended, 200, 0}}, map[time.Duration]int32{949 * ms: 1, 950 * ms: 16, 1050 * ms: 32, 1150 * ms: 64}},
+		"one asks and is told no":               {64, []event{no, {900 * ms, started, 0, 0}, {950 * ms, ended, 429, 0}}, map[time.Duration]int32{1799 * ms: -1, 1800 * ms: 1, 4799 * ms: 1, 4800 * ms: 16}},
+		"one that began before shows nothing":   {64, []event{no, {100 * ms, started, 0, 0}, {500 * ms, ended, 200, 0}}, map[time.Duration]int32{850 * ms: 1, 3849 * ms: 1}},
+		"a connection that failed is no answer": {64, []event{no, {900 * ms, started, 0, 0}, {910 * ms, ended, 0, 0}}, map[time.Duration]int32{1049 * ms: 1, 1050 * ms: 16}},
+		"an answer to one that began before":    {64, []event{no, {900 * ms, ended, 200, 0}}, map[time.Duration]int32{3849 * ms: 1}},
+		"a shorter wait later opens nothing":    {64, []event{told, {50 * ms, ended, 429, 200 * ms}}, map[time.Duration]int32{1849 * ms: -1, 2000 * ms: 16}},
+		"a small limit":                         {3, []event{told}, map[time.Duration]int32{1850 * ms: 1, 2000 * ms: 1, 2100 * ms: 2, 2200 * ms: 3}},
+		"no limit":                              {0, []event{told}, map[time.Duration]int32{1850 * ms: 0}},
+	} {
+		var g gate
+		begin := time.Now()
+		for _, e := range row.events {
+			g.outcome(&fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, At: begin.Add(e.at)})
+		}
+		for after, want := range row.want {
+			now := begin.Add(after)
+			got := g.limit(row.limit, 0, now)
+			if g.closed(now) {
+				if got != row.limit {
+					t.Errorf("%s: a limit of %d while it is closed; want %d", name, got, row.limit)
+				}
+				got = -1
+			}
+			if got != want {
+				t.Errorf("%s, after %v: %d; want %d", name, after, got, want)
+			}
+		}
+	}
+}
+
+// TestWhatRanBeforeKeepsNobodyFromAsking: a server that said no goes on with what it
+// has, and one more is let in to ask, then a quarter of its limit beside it.
+func TestWhatRanBeforeKeepsNobodyFromAsking(t *testing.T) {
+	begin := time.Now()
+	g := gate{until: begin}
+	for _, row := range []struct {
+		after    time.Duration
+		inFlight int32
+		want     int32
+	}{{0, 30, 31}, {50 * time.Millisecond, 31, 31}, {reopenEarly, 31, 46}, {reopenEarly + openStep, 20, 62}, {reopenEarly + 2*openStep, 20, 64}} {
+		if got := g.limit(64, row.inFlight, begin.Add(row.after)); got != row.want {
+			t.Errorf("%v after it opens, with %d in flight: %d; want %d", row.after, row.inFlight, got, row.want)
+		}
+	}
+	full := gate{until: begin}
+	if got := full.limit(8, 12, begin); got != 8 {
+		t.Errorf("a limit of %d where 12 run; want its own", got)
+	}
+}
+
+// TestOpeningIsNoRisk: a pool's limit is what it was, of which a part is closed.
+func TestOpeningIsNoRisk(t *testing.T) {
+	s := newViewed(t, twoServers())
+	inputs, _ := s.step(time.Now())
+	whole := s.poolViews(time.Now(), inputs.Pools)[0]
+	limit := inputs.Pools[0].Endpoints[0].MaxInFlight
+	now := time.Now()
+	s.endpoints[s.key(0)].gate.until = now.Add(-reopenEarly)
+	inputs, _ = s.step(now)
+	view := s.poolViews(now, inputs.Pools)[0]
+	if got := inputs.Pools[0].Endpoints[0]; got.Closed || got.MaxInFlight != limit/4 {
+		t.Errorf("while it opens: %+v of a limit of %d", got, limit)
+	}
+	if view.Limit != whole.Limit || view.Closed != float64(limit-limit/4) || view.Places != whole.Places-int(limit-limit/4) {
+		t.Errorf("while it opens the pool is %+v; it was %+v", view, whole)
+	}
+}
