@@ -199,8 +199,16 @@ func (g *Gate) bid(a *Ask) bid {
 		b.reserved = b.rates != Rates{}
 	}
 	b.weight = weight * classWeight(b.class)
-	b.cost = max(0, a.Input) + max(0, a.Output)
+	b.cost = a.reserves(b.rates.Tokens)
 	return b
+}
+
+// reserves is what the request takes of a limit on tokens until it is settled. What
+// is more than a whole window by the estimate alone takes all of one: so it enters
+// when a window begins, instead of never.
+func (a *Ask) reserves(r fleet.Rate) fleet.Tokens {
+	output := max(0, a.Output)
+	return min(max(0, a.Input)+output, max(fleet.Tokens(r.Amount), max(0, a.InputAtLeast)+output))
 }
 
 // use is the limit whose concurrency counts the request; "" is none.
@@ -393,8 +401,9 @@ func (g *Gate) account(k *claim, o *fleet.Outcome) {
 
 // plausible is a number of tokens that a server told, as far as it may move the
 // means that limits are learned from: eight times what was expected, and 4,096 at
-// least. A prompt has no more than four times its estimate (a token a byte); one
-// absurd number would else make a pool's limit 1 for hundreds of answers.
+// least. A prompt that was expected to have four bytes a token has no more than four
+// times as many (a token a byte); one absurd number would else make a pool's limit 1
+// for hundreds of answers.
 func plausible(told, expected fleet.Tokens) fleet.Tokens {
 	return min(told, max(8*expected, 4096))
 }

@@ -80,12 +80,45 @@ func TestClientPastALongWindowIsToldNotToRetry(t *testing.T) {
 
 func TestRequestAboveAWholeWindowIsToldNotToRetry(t *testing.T) {
 	g, now := limited(fleet.Limit{Tokens: fleet.Rate{Amount: 250, Window: time.Minute}})
-	v := g.Admit(ask(1, *now))
+	a := ask(1, *now)
+	a.InputAtLeast = 51
+	v := g.Admit(a)
 	if v.Admitted || v.Reason != admission.ReasonTooMany || v.Refusal.ShouldRetry {
 		t.Errorf("%+v; want too many tokens and no retry", v)
 	}
 	if n := g.Counters(); n.Claims != 0 {
 		t.Errorf("%d claims of a refused request", n.Claims)
+	}
+}
+
+// TestAnEstimateAboveAWholeWindowRefusesNobodyForGood: where the prompt may be shorter,
+// the request takes a whole window that nobody has used of, and is settled by what it
+// took.
+func TestAnEstimateAboveAWholeWindowRefusesNobodyForGood(t *testing.T) {
+	g, now := limited(fleet.Limit{Tokens: fleet.Rate{Amount: 15_000, Window: time.Minute}})
+	long := func(n int) *admission.Ask {
+		a := ask(n, *now)
+		a.Input, a.InputAtLeast = 17_857, 14_800
+		return a
+	}
+	if v := g.Admit(ask(1, *now)); !v.Admitted || v.Standing.Tokens.Remaining != 14_700 {
+		t.Fatalf("%+v", v)
+	}
+	v := g.Admit(long(2))
+	if v.Admitted || v.Reason != admission.ReasonTokens || !v.Refusal.ShouldRetry || v.Refusal.RetryAfter < time.Minute {
+		t.Fatalf("%+v; want it told to come back in the next window", v)
+	}
+	*now = now.Add(time.Minute)
+	if v = g.Admit(long(3)); !v.Admitted || v.Standing.Tokens.Limit != 15_000 || v.Standing.Tokens.Remaining != 0 {
+		t.Fatalf("%+v; want it in, and the window taken", v)
+	}
+	if n := g.Counters().TokensReserved; n != 300+15_000 {
+		t.Errorf("%d tokens reserved; want 300 and a whole window", n)
+	}
+	g.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: long(3).ID, Code: 200, Cause: fleet.CauseOK, At: *now,
+		Usage: fleet.Usage{Known: true, Input: 10_000, Output: 200}})
+	if v = g.Admit(ask(4, *now)); !v.Admitted || v.Standing.Tokens.Remaining != 15_000-10_200-300 {
+		t.Errorf("%+v; want it settled to 10200 tokens", v)
 	}
 }
 

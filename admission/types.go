@@ -62,8 +62,12 @@ type Ask struct {
 	Class fleet.RequestClass
 	// Input is the estimated length of the prompt, 0 if unknown; Output is the
 	// declared budget times the number of answers asked for. Their sum is reserved
-	// from a limit on tokens.
+	// from a limit on tokens; see InputAtLeast.
 	Input, Output fleet.Tokens
+	// InputAtLeast is what the prompt has at least, 0 if unknown. Only by that is a
+	// request refused for good; an estimate that alone passes a whole window's tokens
+	// reserves all of them.
+	InputAtLeast fleet.Tokens
 	// Unread: the prompt and the budget are not the request's own but what stands
 	// for them, since nobody could read its body. It is settled by its length.
 	Unread bool
@@ -103,7 +107,7 @@ const (
 	ReasonLevel              // the pool is full and the burst level has its budget of it
 	ReasonRequests           // the client's requests of this window are used up
 	ReasonTokens             // the client's tokens of this window are used up
-	ReasonTooMany            // more tokens than a whole window has
+	ReasonTooMany            // more tokens, at the least, than a whole window has
 	ReasonLimiterDown        // nobody counts, and the config says onError: closed
 	reasonCount
 )

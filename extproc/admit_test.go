@@ -29,7 +29,7 @@ func TestAdmissionIsToldWhatTheRequestIs(t *testing.T) {
 	want := admission.Ask{
 		ID: firstID, Route: "chat", Pool: "h100", Level: fleet.LevelOf(100), Class: fleet.ClassInteractive,
 		Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")),
-		Input:  2000, Output: 300, Answers: 3, Timeout: 20 * time.Second, Hold: true, Retry: 2, Counts: true,
+		Input:  2000, InputAtLeast: 125, Output: 300, Answers: 3, Timeout: 20 * time.Second, Hold: true, Retry: 2, Counts: true,
 		At: g.last().At, Seed: g.last().Seed,
 	}
 	if got := g.last(); got != want {
@@ -381,7 +381,7 @@ func TestRefusalsTellWhatToDo(t *testing.T) {
 		{admission.ReasonLevel, share(1, 8, true), "The model servers are full, and requests with an output budget like this one's have their part of them. Retry in 1234 ms."},
 		{admission.ReasonRequests, share(1, 8, true), "Your limit of 600 requests per minute is used up; the limit is reset in 12 s. Retry in 1234 ms."},
 		{admission.ReasonTokens, share(1, 8, true), "This request may take 1100 tokens and you have 1200 left of 400000 tokens per minute; the limit is reset in 12 s. Retry in 1234 ms."},
-		{admission.ReasonTooMany, share(1, 8, false), "This request may take 1100 tokens, more than your whole limit of 400000 tokens per minute: lower max_tokens or shorten the prompt. Do not retry: waiting will not help in time."},
+		{admission.ReasonTooMany, share(1, 8, false), "This request may take 225 tokens even if its prompt is as short as it can be, which is more than your whole limit of 400000 tokens per minute: lower max_tokens or shorten the prompt. Do not retry: waiting will not help in time."},
 		{admission.ReasonLimiterDown, share(1, 8, true), "Rate limits can't be counted at the moment, and nothing is admitted meanwhile. Retry in 1234 ms."},
 	} {
 		for _, route := range []string{"chat", "messages"} {

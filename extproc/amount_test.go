@@ -19,7 +19,7 @@ func TestMessagesQuoteWhatWasAsked(t *testing.T) {
 				Refusal: admission.Refusal{RetryAfter: time.Second, Concurrency: 1, ShouldRetry: true}}
 		}
 	}
-	whole := " tokens, more than your whole limit of 400000 tokens per minute: "
+	whole := " tokens even if its prompt is as short as it can be, which is more than your whole limit of 400000 tokens per minute: "
 	for _, row := range []struct {
 		name   string
 		tokens any
@@ -42,15 +42,22 @@ func TestMessagesQuoteWhatWasAsked(t *testing.T) {
 		}, nil, "No model server has room now for a request of more than 2000000000 output tokens. There is room for a max_tokens of 4000 at most."},
 		{"over a whole limit", 1e10, nil, nil, limit(admission.ReasonTooMany),
 			"This request may take more than 2000000000" + whole + "lower max_tokens or shorten the prompt."},
-		{"one answer", 500, 1, nil, limit(admission.ReasonTooMany), "This request may take 1500" + whole + "lower max_tokens or shorten"},
+		{"one answer", 500, 1, nil, limit(admission.ReasonTooMany), "This request may take 625" + whole + "lower max_tokens or shorten"},
 		{"several answers", 500, 3, nil, limit(admission.ReasonTooMany),
-			"This request for 3 answers (n) may take 2500" + whole + "lower n or max_tokens, or shorten the prompt."},
+			"This request for 3 answers (n) may take 1625" + whole + "lower n or max_tokens, or shorten the prompt."},
 		{"very many answers", 500, 1e300, nil, limit(admission.ReasonTooMany),
 			"This request for more than 2000000000 answers (n) may take more than 2000000000" + whole + "lower n"},
 		{"answers that make it too large", 2e9, 2, nil, limit(admission.ReasonTooMany),
 			"This request for 2 answers (n) may take more than 2000000000" + whole + "lower n"},
 		{"more than is left", 500, 3, nil, limit(admission.ReasonTokens),
-			"This request for 3 answers (n) may take 2500 tokens and you have 1200 left of 400000 tokens per minute"},
+			"This request for 3 answers (n) may take 2500 tokens and you have 1200 left of 400000 tokens per minute; the limit is reset in 12 s. Retry"},
+		{"all by the estimate", 399_000, nil, nil, limit(admission.ReasonTokens),
+			"This request may take 400000 tokens and you have 1200 left of 400000 tokens per minute; the limit is reset in 12 s. Retry"},
+		{"more than all by the estimate", 399_001, nil, nil, limit(admission.ReasonTokens),
+			"This request may take 400001 tokens and you have 1200 left of 400000 tokens per minute; the limit is reset in 12 s. " +
+				"Its prompt may be shorter than estimated, so it is let in when all of the limit is left. Retry"},
+		{"more than all of a part", 399_001, nil, nil, func(g *gate) { limit(admission.ReasonTokens)(g); g.verdict.Standing.Local = true },
+			"This request may take 400001 tokens and you have 1200 left of 400000 tokens per minute; the limit is reset in 12 s. Retry"},
 	} {
 		change := row.change
 		if change == nil {

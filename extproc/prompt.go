@@ -10,8 +10,13 @@ import (
 const maxPrompt fleet.Tokens = 1 << 20
 
 // longestToken is more bytes than tokens of long texts have on average, in any
-// language and with any tokenizer in use: English has about four and a half.
-const longestToken = 6
+// language and with any tokenizer in use. English has 4.4 characters a token, others
+// have fewer (o200k_base; the vocabularies that are made for one language come close
+// to it); six are more than that. A character has up to six bytes: many clients send
+// all that is not ASCII as its escape, \u0431, as json.dumps of Python does. Words of
+// six such letters and a space have 37 bytes in seven characters, so six characters
+// have 32.
+const longestToken = 32
 
 // promptTokens estimates a prompt's length from the body's and from the route's
 // ratio, plan.RouteInfo.BytesPerToken; 0 stands for unknown in both lengths.

@@ -186,12 +186,9 @@ func (r *refusal) appendMessage(b []byte) []byte {
 		b = appendPeriod(append(b, " requests per "...), s.Requests.Window)
 		b = r.appendPromised(appendReset(append(b, " is used up"...), s.Requests.Reset), s.Requests.Reset)
 	case admission.ReasonTokens:
-		b = appendInt(append(r.appendCost(b), " tokens and you have "...), max(s.Tokens.Remaining, 0))
-		b = appendInt(append(b, " left of "...), s.Tokens.Limit)
-		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
-		b = r.appendPromised(appendReset(b, s.Tokens.Reset), s.Tokens.Reset)
+		b = r.appendTokensLeft(b)
 	case admission.ReasonTooMany:
-		b = appendInt(append(r.appendCost(b), " tokens, more than your whole limit of "...), s.Tokens.Limit)
+		b = appendInt(append(r.appendCost(b, v.class.PromptAtLeast), " tokens even if its prompt is as short as it can be, which is more than your whole limit of "...), s.Tokens.Limit)
 		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
 		if v.answers > 1 {
 			b = append(b, ": lower n or max_tokens, or shorten the prompt."...)
@@ -229,19 +226,33 @@ func (r *refusal) appendOversize(b []byte) []byte {
 	return append(b, " or less."...)
 }
 
-// appendCost says how much of a limit on tokens the request would take, and for
-// how many answers, if for more than one.
-func (r *refusal) appendCost(b []byte) []byte {
+// appendTokensLeft says how much the request would take of what is left, and that
+// an estimate alone needs no more than all of a limit.
+func (r *refusal) appendTokensLeft(b []byte) []byte {
+	s := &r.v.admit.Standing
+	b = appendInt(append(r.appendCost(b, r.v.class.Prompt), " tokens and you have "...), max(s.Tokens.Remaining, 0))
+	b = appendInt(append(b, " left of "...), s.Tokens.Limit)
+	b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
+	b = r.appendPromised(appendReset(b, s.Tokens.Reset), s.Tokens.Reset)
+	if !s.Local && int64(r.cost(r.v.class.Prompt)) > s.Tokens.Limit {
+		b = append(b, " Its prompt may be shorter than estimated, so it is let in when all of the limit is left."...)
+	}
+	return b
+}
+
+// appendCost says how much of a limit on tokens the request would take with such a
+// prompt, and for how many answers, if for more than one.
+func (r *refusal) appendCost(b []byte, prompt fleet.Tokens) []byte {
 	b = append(b, "This request"...)
 	if n := r.v.answers; n > 1 {
 		b = append(appendAmount(append(b, " for "...), n), " answers (n)"...)
 	}
-	return appendAmount(append(b, " may take "...), r.cost())
+	return appendAmount(append(b, " may take "...), r.cost(prompt))
 }
 
-// cost is what a limit on tokens would have reserved.
-func (r *refusal) cost() fleet.Tokens {
-	return min(r.v.class.Prompt, MaxBudget) + times(r.v.budget, r.v.answers)
+// cost is what the request takes of a limit on tokens with such a prompt.
+func (r *refusal) cost(prompt fleet.Tokens) fleet.Tokens {
+	return min(prompt, MaxBudget) + times(r.v.budget, r.v.answers)
 }
 
 func (r *refusal) appendNeverFits(b []byte) []byte {

@@ -3,6 +3,7 @@ package extproc
 import (
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -163,21 +164,73 @@ func TestNoRoomTellsWhatFits(t *testing.T) {
 	}
 }
 
-// TestLearnedRatiosRefuseNobodyForGood: whoever teaches a model that its tokens are a
-// byte long makes others' prompts no longer than they can be.
-func TestLearnedRatiosRefuseNobodyForGood(t *testing.T) {
-	w, _ := gated(t, func(in *plan.Inputs, _ *Options) {
+// caches gives every endpoint a KV cache, and the first route refuses what has no room.
+func caches(size, free fleet.Tokens, bytesPerToken float64) func(*plan.Inputs, *Options) {
+	return func(in *plan.Inputs, _ *Options) {
 		for p := range in.Pools {
 			for e := range in.Pools[p].Endpoints {
-				in.Pools[p].Endpoints[e].KVSize, in.Pools[p].Endpoints[e].KVFree = 30_000, 30_000
+				in.Pools[p].Endpoints[e].KVSize, in.Pools[p].Endpoints[e].KVFree = size, free
 			}
 		}
-		in.Routes[0].NoRoom, in.Routes[0].BytesPerToken = fleet.OversizeRefuse, 1
-	})
-	m := chat(map[string]string{"content-length": "100000"})
+		in.Routes[0].NoRoom, in.Routes[0].BytesPerToken = fleet.OversizeRefuse, bytesPerToken
+	}
+}
+
+// TestLearnedRatiosRefuseNobodyForGood: whoever teaches a model that its tokens are a
+// byte long makes others' prompts no longer than they can be. A server with nothing
+// to do takes what may fit into it; while none is idle the caller is told to come
+// back.
+func TestLearnedRatiosRefuseNobodyForGood(t *testing.T) {
+	for _, row := range []struct {
+		free  fleet.Tokens
+		bytes string
+		code  int32 // 0: let in
+	}{
+		{30_000, "100000", 0}, {28_200, "100000", 0}, {28_000, "100000", 429}, {10_000, "100000", 429},
+		{30_000, "957000", 400}, // at least 29,906 tokens
+	} {
+		w, _ := gated(t, caches(30_000, row.free, 1))
+		m := chat(map[string]string{"content-length": row.bytes})
+		m.peek["max_tokens"] = 100
+		imm := w.ask(t, m).GetImmediateResponse()
+		if got := int32(imm.GetStatus().GetCode()); got != row.code {
+			t.Errorf("%d tokens free, %s bytes: %v; want %d", row.free, row.bytes, imm, row.code)
+		}
+		if row.code == 429 {
+			checkRetryFields(t, headerMap(t, imm.GetHeaders()))
+		}
+	}
+}
+
+// TestEscapedPromptsAreNotTakenForLongerOnes: a client may send a letter as the six
+// bytes of its escape, as json.dumps of Python does, and a token has as many letters
+// as elsewhere.
+func TestEscapedPromptsAreNotTakenForLongerOnes(t *testing.T) {
+	const text = "Скажи, сколько стоит проезд до Владивостока и обратно. "
+	prompt := strings.Repeat(text, 200)
+	characters := len([]rune(prompt))
+	size := fleet.Tokens(characters*2/9) + 500 // 4½ characters a token
+	w, g := gated(t, caches(size, size, 4))
+	m := chat(map[string]string{"content-length": strconv.Itoa(len(strconv.QuoteToASCII(prompt)))})
+	m.peek["max_tokens"] = 500
+	if imm := w.ask(t, m).GetImmediateResponse(); imm != nil {
+		t.Fatalf("%d characters and 500 tokens: %v; want it let in", characters, imm)
+	}
+	if a := g.last(); a.InputAtLeast <= 0 || a.InputAtLeast > size-500 || a.Input <= size {
+		t.Errorf("estimated as %d tokens, %d at least", a.Input, a.InputAtLeast)
+	}
+}
+
+// TestPromptsHaveNoMoreThanTheirEstimate at the least, however long a token is.
+func TestPromptsHaveNoMoreThanTheirEstimate(t *testing.T) {
+	w, g := gated(t, caches(2100, 2100, 50))
+	m := chat(map[string]string{"content-length": "100000"}) // 2000 tokens
 	m.peek["max_tokens"] = 100
-	if imm := w.ask(t, m).GetImmediateResponse(); imm.GetStatus().GetCode() != 429 {
-		t.Errorf("%v; want it told that there is no room now", imm)
+	if imm := w.ask(t, m).GetImmediateResponse(); imm != nil {
+		t.Fatalf("%v; want it let in", imm)
+	}
+	if a := g.last(); a.Input != 2000 || a.InputAtLeast != 2000 {
+		t.Errorf("estimated as %d tokens, %d at least; want 2000 and 2000", a.Input, a.InputAtLeast)
 	}
 }
 
@@ -190,9 +243,9 @@ func TestWhatNoKVCacheEverHoldsIsA400(t *testing.T) {
 		fits   int
 		want   string
 	}{
-		{"chat", 6000, "6000", 4000, "A request of 6000 output tokens behind a prompt of at least 1000 tokens is more than the whole KV cache of any model server: set max_tokens to 4000 or less."},
+		{"chat", 6000, "32000", 4000, "A request of 6000 output tokens behind a prompt of at least 1000 tokens is more than the whole KV cache of any model server: set max_tokens to 4000 or less."},
 		{"messages", 6000, "0", 5000, "A request of 6000 output tokens is more than the whole KV cache of any model server: set max_tokens to 5000 or less."},
-		{"chat", 10, "60000", 0, "A request of 10 output tokens behind a prompt of at least 10000 tokens is more than the whole KV cache of any model server: shorten the prompt."},
+		{"chat", 10, "320000", 0, "A request of 10 output tokens behind a prompt of at least 10000 tokens is more than the whole KV cache of any model server: shorten the prompt."},
 	} {
 		w, g := gated(t, func(in *plan.Inputs, _ *Options) {
 			for p := range in.Pools {

@@ -86,7 +86,7 @@ func limitFields(l *Limit) []field {
 		{name: "claim", doc: "The claim's name, with key jwt.", value: label(&l.Claim)},
 		{name: "routes", doc: "Routes it counts for; absent: all that no other limit names.", value: list(&l.Routes, 0, maxNamed, reference)},
 		{name: "requests", doc: "Requests per window, such as 600/min.", value: rate(&l.Requests)},
-		{name: "tokens", doc: "Estimated input and declared output tokens per window; settled by usage where the route reads it.", value: rate(&l.Tokens)},
+		{name: "tokens", doc: "Estimated input and declared output tokens per window; settled by usage where the route reads it. An estimate of more than a whole window takes all of one.", value: rate(&l.Tokens)},
 		{name: "concurrency", doc: "Requests in flight; absent: no limit but the client's share.", value: whole(&l.Concurrency, 1, 1_000_000)},
 		{name: "clients", doc: "Clients with limits of their own.", value: list(&l.Clients, 0, 10_000, func(c *LimitClient) value { return object(limitClientFields(c)) })},
 	}
@@ -253,7 +253,7 @@ func routeFields(r *Route) []field {
 		{name: "holdAtSidecar", doc: "Bound the requests in flight to each pool of the route in each sidecar too, to an even part of the pool's limit; holds with Fairlead dead. It counts for the pool: the group's other routes to it are held too. Each replica of serve divides by the sidecars that it has itself: with several, the sidecars together may have as many times the limit.", preset: "false", value: boolean(&r.HoldAtSidecar)},
 		{name: "maxOutput", doc: "The model's limit on output tokens; absent: unknown.", value: whole(&r.MaxOutput, 1, 10_000_000)},
 		{name: "oversize", doc: "Requests above maxOutput: refuse (400, with what fits) or pass.", preset: "refuse", value: choice(&r.Oversize, nil, "refuse", "pass")},
-		{name: "noRoom", doc: "Requests that no endpoint's KV cache has room for: refuse (429 with what fits now; 400 where it is more than a whole cache) or pass. The prompt is estimated from the body's length, images in it too.", preset: "pass", value: choice(&r.NoRoom, nil, "refuse", "pass")},
+		{name: "noRoom", doc: "Requests that no endpoint's KV cache has room for: refuse (429 with what fits now; 400 where it is, at the least, more than a whole cache) or pass. The prompt is estimated from the body's length, images in it too; an estimate beyond the largest cache waits for an empty one.", preset: "pass", value: choice(&r.NoRoom, nil, "refuse", "pass")},
 		{name: "unread", doc: "Requests whose body Envoy does not read (no content-length, longer than peekDigits says, compressed, no JSON; upgraded connections too): pass (they count as defaultMaxTokens, and are settled by their length) or refuse (400). A max_tokens header helps only with trustDeclared. Where limits must hold, refuse.", preset: "pass", value: choice(&r.Unread, nil, "refuse", "pass")},
 		{name: "usage", doc: "Let Envoy read the tokens used out of answers. accept-encoding is taken off these requests: it reads no compressed answers.", preset: "false", value: boolean(&r.Usage)},
 		{name: "retryFields", doc: "Where the retry fields come from that a 429, 503 or 529 of a server lacks: fixed (one second, by Envoy) or computed (the answer's headers are sent to Fairlead).", preset: "fixed", value: choice(&r.RetryFields, nil, "fixed", "computed")},

@@ -99,6 +99,12 @@ type route struct {
 	// whole is the largest KV cache of the chain's endpoints that don't drain, as a
 	// whole: math.MaxInt32 where one isn't known, or there is none.
 	whole int32
+	// most is what a request counts for at most by an estimate, on routes that refuse
+	// what has no room: nearly all of the largest KV cache of the endpoints that may be
+	// chosen. A cache that has so much free counts as empty. It is more than any
+	// estimate where a cache isn't known, and on other routes: bodies with images in
+	// them would all go to the one endpoint that is empty.
+	most int32
 }
 
 // RouteInfo is what others need to know of a route. It is read-only.
@@ -479,32 +485,48 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 		r.info.BytesPerToken = DefaultBytesPerToken
 	}
 	for _, id := range r.chains[0] { // all chains of a route have the same pools
-		r.room = max(r.room, roomIn(pools[id].Endpoints))
-		r.whole = max(r.whole, wholeIn(pools[id].Endpoints))
+		in := pools[id].Endpoints
+		r.room = max(r.room, roomIn(in))
+		r.whole = max(r.whole, wholeIn(in, (*EndpointInput).serves))
+		r.most = max(r.most, wholeIn(in, (*EndpointInput).chosen))
+	}
+	if r.info.NoRoom != fleet.OversizeRefuse {
+		r.most = math.MaxInt32
 	}
 	if r.whole == 0 {
 		r.whole = math.MaxInt32
 	}
+	r.most -= r.most / emptyTaken
 	return nil
 }
+
+// emptyTaken: of a KV cache that counts as empty a sixteenth may be taken, as by a
+// short request or by blocks that the engine keeps to itself.
+const emptyTaken = 16
+
+// serves reports whether the endpoint doesn't drain.
+func (e *EndpointInput) serves() bool { return e.State != fleet.StateDraining }
+
+// chosen reports whether the endpoint may be chosen.
+func (e *EndpointInput) chosen() bool { return e.weight() > 0 }
 
 // roomIn is the largest free KV cache of the endpoints that may be chosen.
 func roomIn(in []EndpointInput) int32 {
 	room := int32(0)
 	for i := range in {
-		if in[i].weight() > 0 {
+		if in[i].chosen() {
 			room = max(room, kvRoom(in[i].KVFree))
 		}
 	}
 	return room
 }
 
-// wholeIn is the largest KV cache of the endpoints that don't drain, 0 without any.
-func wholeIn(in []EndpointInput) int32 {
+// wholeIn is the largest KV cache of the endpoints that count, 0 without any.
+func wholeIn(in []EndpointInput, counts func(*EndpointInput) bool) int32 {
 	whole := int32(0)
 	for i := range in {
 		switch {
-		case in[i].State == fleet.StateDraining:
+		case !counts(&in[i]):
 		case in[i].KVSize == 0:
 			return math.MaxInt32
 		default:

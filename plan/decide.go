@@ -58,6 +58,7 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	}
 	var w wish
 	w.begin(&c, seed, live)
+	w.need = min(w.need, r.most)
 	if c.Strategy != fleet.StrategyDynamic {
 		return p.decideLegacy(r, c, &w)
 	}
@@ -161,7 +162,8 @@ func (p *Plan) choose(d *Decision, ch []PoolID, from int, w *wish) bool {
 }
 
 // checkSize refuses a request that asks for more than the model gives, or than
-// any endpoint has room for now or ever, where the route wants that.
+// any endpoint has room for now or ever, where the route wants that. The prompt's
+// estimate alone makes nobody wait for more than an empty cache.
 func (r *route) checkSize(c *Class) (Decision, bool) {
 	refuse := func(why Reason, fits fleet.Tokens) (Decision, bool) {
 		return Decision{Action: ActionRefuse, Reason: why, Arm: c.Arm, Fits: fits}, true
@@ -172,11 +174,15 @@ func (r *route) checkSize(c *Class) (Decision, bool) {
 	if r.info.NoRoom != fleet.OversizeRefuse {
 		return Decision{}, false
 	}
+	prompt := c.Prompt
+	if r.room >= r.most {
+		prompt = c.PromptAtLeast
+	}
 	for _, has := range [...]struct {
 		tokens int32
 		prompt fleet.Tokens
 		why    Reason
-	}{{r.whole, c.PromptAtLeast, ReasonNeverFits}, {r.room, c.Prompt, ReasonNoRoom}} {
+	}{{r.whole, c.PromptAtLeast, ReasonNeverFits}, {r.room, prompt, ReasonNoRoom}} {
 		if fits := fleet.Tokens(has.tokens) - max(has.prompt, 0); c.Budget > fits && has.tokens < math.MaxInt32 {
 			return refuse(has.why, max(fits, 0))
 		}
@@ -190,7 +196,8 @@ type wish struct {
 	live  Live
 	level fleet.BurstLevel
 	// need is how much free KV cache an endpoint must have, in tokens; 0 when the
-	// prompt is unknown: then only the level's table looks at the KV cache.
+	// prompt is unknown: then only the level's table looks at the KV cache. It is
+	// no more than an empty one has; see route.most.
 	need int32
 	// session is 0 where none counts.
 	session Session

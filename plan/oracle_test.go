@@ -155,7 +155,7 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 			}
 			return float64(counts[e.Slot]) < math.Ceil(at*(limit*(1-float64(e.Risk))))
 		}
-		if home := oracleHome(p, c, counts, inZone); sticky && home >= 0 && hasRoom(home) && spare(home) {
+		if home := oracleHome(in, p, c, counts, inZone); sticky && home >= 0 && hasRoom(home) && spare(home) {
 			out.allow(home, ReasonAffinity)
 			return
 		}
@@ -166,7 +166,7 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 		near, members := 0, oracleZoneAble(p, meant, zone)
 		for _, i := range free {
 			e := p.Endpoints[i]
-			if e.Zone == zone && spare(i) && hasRoom(i) && (c.Prompt <= 0 || e.KVFree == -1 || e.KVFree >= c.Prompt+c.Level.UpperBudget()) {
+			if e.Zone == zone && spare(i) && hasRoom(i) && (c.Prompt <= 0 || e.KVFree == -1 || e.KVFree >= oracleNeed(in, c)) {
 				out.allow(i, out.reason)
 				near++
 			}
@@ -175,14 +175,14 @@ func oracleAllow(out *oracleAnswer, in Inputs, name string, c Class, counts []in
 			return
 		}
 	}
-	if home := oracleHome(p, c, counts, func(EndpointInput) bool { return true }); sticky && home >= 0 && spare(home) {
+	if home := oracleHome(in, p, c, counts, func(EndpointInput) bool { return true }); sticky && home >= 0 && spare(home) {
 		out.allow(home, why(home, ReasonAffinity))
 		return
 	}
 	if idle != nil {
 		found := false
 		for _, i := range free {
-			if kv := p.Endpoints[i].KVFree; spare(i) && (c.Prompt <= 0 || kv == -1 || kv >= c.Prompt+c.Level.UpperBudget()) {
+			if kv := p.Endpoints[i].KVFree; spare(i) && (c.Prompt <= 0 || kv == -1 || kv >= oracleNeed(in, c)) {
 				out.allow(i, why(i, out.reason))
 				found = true
 			}
@@ -275,10 +275,36 @@ func oracleSize(in Inputs, r RouteInput, c Class) (Reason, fleet.Tokens) {
 			}
 		}
 	}
+	if most >= oracleEmpty(in, r) {
+		c.Prompt = c.PromptAtLeast
+	}
 	if most -= max(c.Prompt, 0); r.NoRoom == fleet.OversizeRefuse && c.Budget > most {
 		return ReasonNoRoom, max(most, 0)
 	}
 	return 0, 0
+}
+
+// oracleEmpty is the free KV cache of an endpoint that counts as empty: all but a
+// sixteenth of the largest that may be chosen.
+func oracleEmpty(in Inputs, r RouteInput) fleet.Tokens {
+	var sizes []fleet.Tokens
+	for _, name := range append(slices.Clone(r.Split), r.Fallback...) {
+		for _, e := range oraclePool(in, name).Endpoints {
+			if e.Weight > 0 && e.State != fleet.StateDraining {
+				sizes = append(sizes, e.KVSize)
+			}
+		}
+	}
+	if r.NoRoom != fleet.OversizeRefuse || len(sizes) == 0 || slices.Contains(sizes, 0) {
+		return math.MaxInt32
+	}
+	largest := slices.Max(sizes)
+	return largest - largest/16
+}
+
+// oracleNeed is the free KV cache that a request whose prompt is known looks for.
+func oracleNeed(in Inputs, c Class) fleet.Tokens {
+	return min(c.Prompt+c.Level.UpperBudget(), oracleEmpty(in, in.Routes[c.Route]))
 }
 
 // oracleZoneAble counts the endpoints of a zone among those that may serve.
@@ -365,7 +391,7 @@ func oraclePool(in Inputs, name string) PoolInput {
 // oracleHome is the session's endpoint if it may take the request, else −1: of
 // all endpoints of weight > 0 that are meant the one whose point is nearest
 // behind a probe; those in their slow start only if there are no others.
-func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) bool) int {
+func oracleHome(in Inputs, p PoolInput, c Class, counts []int32, meant func(EndpointInput) bool) int {
 	home, nearest, members, inFlight, limits := -1, uint64(math.MaxUint64), 0, int32(0), int32(0)
 	serves := func(e EndpointInput) bool { return e.Weight > 0 && e.State != fleet.StateDraining && meant(e) }
 	settled := slices.ContainsFunc(p.Endpoints, func(e EndpointInput) bool { return serves(e) && e.State != fleet.StateProbe })
@@ -391,7 +417,7 @@ func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) 
 	e, n := p.Endpoints[home], counts[p.Endpoints[home].Slot]
 	switch {
 	case e.Risk >= 0.5, !oracleFree(e, counts), float64(n) > 1.25*float64(inFlight)/float64(members)+max(1, float64(limits)/float64(members)/16),
-		e.KVFree >= 0 && e.KVFree < max(c.Prompt, 0)+c.Level.UpperBudget():
+		e.KVFree >= 0 && (e.KVFree < c.Level.UpperBudget() || c.Prompt > 0 && e.KVFree < oracleNeed(in, c)):
 		return -1
 	}
 	return home
@@ -402,7 +428,7 @@ func oracleHome(p PoolInput, c Class, counts []int32, meant func(EndpointInput) 
 func oracleRoomy(in Inputs, name string, c Class, free []int) []int {
 	var roomy []int
 	for _, i := range free {
-		if kv := oraclePool(in, name).Endpoints[i].KVFree; kv == -1 || kv >= c.Prompt+c.Level.UpperBudget() {
+		if kv := oraclePool(in, name).Endpoints[i].KVFree; kv == -1 || kv >= oracleNeed(in, c) {
 			roomy = append(roomy, i)
 		}
 	}

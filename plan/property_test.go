@@ -36,7 +36,7 @@ func drawInputs(t *rapid.T) Inputs {
 				Weight:      rapid.SampledFrom([]float64{0, 0, 0.02, 0.3, 1, 7}).Draw(t, "weight"),
 				MaxInFlight: rapid.SampledFrom([]int32{0, 1, 2, 4}).Draw(t, "max"),
 				InFlight:    rapid.Int32Range(0, 5).Draw(t, "in flight"),
-				KVFree:      rapid.SampledFrom([]fleet.Tokens{-1, 0, 100, 600, 5000}).Draw(t, "kv"),
+				KVFree:      rapid.SampledFrom([]fleet.Tokens{-1, 0, 100, 600, 5000, 5700}).Draw(t, "kv"),
 				KVSize:      rapid.SampledFrom([]fleet.Tokens{0, 600, 2000, 6000, 6000}).Draw(t, "kv size"),
 				Risk:        fleet.Risk(rapid.Float64Range(0, 1).Draw(t, "risk")),
 				Closed:      rapid.IntRange(0, 5).Draw(t, "closed") == 0,

@@ -182,9 +182,10 @@ type Class struct {
 	Budget fleet.Tokens
 	// Prompt is the estimated length of the prompt; 0 or less is unknown. The
 	// request needs that much and its level's upper budget in an endpoint's free
-	// KV cache; endpoints that are known to have less are taken only when no
-	// other of the pool has room. Requests are never refused, nor moved to
-	// another pool, for that: the estimate is rough, and a full KV cache empties.
+	// KV cache; endpoints that are known to have less are taken only when no other of
+	// the pool has room. Requests are never moved to another pool for that: the
+	// estimate is rough, and a full KV cache empties. Only where RouteInput.NoRoom says
+	// so they are refused, for now, unless one of the largest caches is empty.
 	Prompt fleet.Tokens
 	// Session is what requests that belong together share; 0 is none. It counts
 	// on routes with AffinitySession.
@@ -199,8 +200,9 @@ type Class struct {
 	// Generates is false for paths that do not generate tokens: such requests
 	// are steered but never shed.
 	Generates bool
-	// PromptAtLeast is what the prompt has at least, however long its tokens are: a
-	// request is refused for good only by that.
+	// PromptAtLeast is what the prompt has at least, however long its tokens are; it is
+	// no more than Prompt. Only that refuses a request for good, and only that counts
+	// against it while one of the largest KV caches is empty.
 	PromptAtLeast fleet.Tokens
 	// Past is how many pools at the begin of the chain are passed by, as when
 	// admission let the request into none of them.
@@ -235,7 +237,7 @@ const (
 	ReasonAffinity                       // the session's own endpoint
 	ReasonZoneSpill                      // an endpoint of another zone: those of the sidecar's have no room
 	ReasonOversize                       // refused: the budget is above the model's limit; Decision.Fits is that
-	ReasonNoRoom                         // refused: no endpoint's KV cache has room now; Decision.Fits is what has
+	ReasonNoRoom                         // refused: no endpoint's KV cache has room now, and none is empty; Decision.Fits is what has
 	ReasonUnread                         // refused before a decision: nobody could read the body; see RouteInput.RefuseUnread
 	ReasonNeverFits                      // refused: more than the whole of any endpoint's KV cache; Decision.Fits is what fits
 	ReasonNotAdmitted                    // moved: admission let it into none of the pools before; see Class.Past

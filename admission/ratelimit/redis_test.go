@@ -529,6 +529,43 @@ func TestWithoutRunItCountsAlone(t *testing.T) {
 	expect(t, m.Reserve(client("a"), requests(10, calm()), 0, time.Now()), admission.ReasonAdmitted, 9)
 }
 
+// TestTheServerCountsWholeWindowsAlike: a request whose estimate alone is more than a
+// window has takes all of one, of the server as of this process, and gives back what
+// it did not use.
+func TestTheServerCountsWholeWindowsAlike(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	server := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, server)
+	for name, limiter := range map[string]admission.Limiter{"server": server, "embedded": NewEmbedded()} {
+		g := admission.New(admission.Options{Limiter: limiter, Config: &fleet.Config{
+			Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 100, Endpoints: make([]fleet.Endpoint, 1)}},
+			Routes: []fleet.Route{{Name: "r", Class: fleet.ClassInteractive, Usage: true}},
+			Limits: []fleet.Limit{{Name: "l", Key: fleet.ClientKeyAuthorization, Tokens: per(15_000, calm())}},
+		}})
+		ask := func(id string, input, least fleet.Tokens) admission.Verdict {
+			v := g.Admit(&admission.Ask{ID: id, Route: "r", Pool: "p", Client: client("a").Client, Level: 3, Input: input, InputAtLeast: least, Output: 100})
+			if v.Standing.Local || v.Standing.Tokens.Limit != 15_000 {
+				t.Errorf("%s: %+v", name, v.Standing)
+			}
+			return v
+		}
+		if v := ask("long", 17_857, 14_901); v.Reason != admission.ReasonTooMany {
+			t.Errorf("%s: %+v of a request that no window has room for", name, v)
+		}
+		if v := ask("long", 17_857, 14_900); !v.Admitted || v.Standing.Tokens.Remaining != 0 {
+			t.Fatalf("%s: %+v; want the whole window taken", name, v)
+		}
+		if v := ask("other", 17_857, 100); v.Reason != admission.ReasonTokens {
+			t.Errorf("%s: %+v while the window is taken", name, v)
+		}
+		g.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: "long", Code: 200, Cause: fleet.CauseOK, Usage: fleet.Usage{Known: true, Input: 10_000, Output: 100}})
+		eventually(t, "it is settled", func() bool { return name == "embedded" || server.Counters().Settled > 0 })
+		if v := ask("short", 400, 100); !v.Admitted || v.Standing.Tokens.Remaining != 15_000-10_100-500 {
+			t.Errorf("%s: %+v; want 4400 tokens left", name, v)
+		}
+	}
+}
+
 func TestOnErrorOpenAndClosed(t *testing.T) {
 	for _, row := range []struct {
 		onError fleet.OnError

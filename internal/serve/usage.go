@@ -10,13 +10,14 @@ import (
 )
 
 // ratios learns, by model, how many bytes of a body make a prompt token: a model has
-// one tokenizer. The model is that of the pool which served, where the config names
-// it, else the one that the route asks for; a route of which neither is known counts
-// as a model of its own. Only routes with usage teach anything; others that are
-// served by the same model learn with them.
+// one tokenizer. It is a mean over tokens, not over requests: long prompts, of which
+// the estimate matters, weigh by their length. The model is that of the pool which
+// served, where the config names it, else the one that the route asks for; a route of
+// which neither is known counts as a model of its own. Only routes with usage teach
+// anything; others that are served by the same model learn with them.
 type ratios struct {
 	mu      sync.Mutex
-	byModel map[string]float64
+	byModel map[string]lengths
 	// pools and routes name the models of the config; a pool's is "" if unknown.
 	pools  map[string]string
 	routes map[string]routeModel
@@ -26,20 +27,30 @@ type ratios struct {
 // the pool's model is unknown.
 type routeModel struct{ estimated, taught string }
 
+// lengths are what prompts have had together, the old ones fading. There are tokens.
+type lengths struct{ bytes, tokens float64 }
+
 const (
-	// ratioWeight is what one request counts for: the last fifty or so make the
-	// ratio.
-	ratioWeight = 0.02
-	// fewestTokens is the shortest prompt that teaches: in shorter ones JSON's
-	// own characters outweigh the text.
-	fewestTokens = 64
+	// memory is the number of tokens after which a prompt counts for 1/e: a thousand
+	// chats of 500 tokens.
+	memory = 500_000
+	// mostWeight is what one prompt counts for at most, in tokens: a fiftieth of what
+	// makes the ratio.
+	mostWeight = memory / 50
+	// priorWeight is what plan.DefaultBytesPerToken counts for at the begin, so that
+	// no first prompt has more than a third of the say.
+	priorWeight = 2 * mostWeight
+	// fewestTokens is the shortest prompt that teaches: in shorter ones JSON's own
+	// characters and the tokens that a chat template adds outweigh the text.
+	fewestTokens = 256
 	// Bounds of what is believed. English has about four characters a token,
-	// Chinese about one and a half, of three bytes each; a body that holds an
-	// image has thousands of bytes a token and says nothing about others.
-	leastRatio, largestRatio = 1.0, 16.0
+	// Chinese about one and a half, of three bytes each, and a Cyrillic text whose
+	// letters are escaped (\u0431) up to 24 bytes; a body that holds an image has
+	// thousands of bytes a token and says nothing about others.
+	leastRatio, largestRatio = 1.0, 32.0
 )
 
-func newRatios() *ratios { return &ratios{byModel: map[string]float64{}} }
+func newRatios() *ratios { return &ratios{byModel: map[string]lengths{}} }
 
 // learn takes a request that ended.
 func (r *ratios) learn(o *fleet.Outcome) {
@@ -59,11 +70,18 @@ func (r *ratios) learn(o *fleet.Outcome) {
 	if model == "" {
 		return // the route has left the config
 	}
-	old, known := r.byModel[model]
+	l, known := r.byModel[model]
 	if !known {
-		old = plan.DefaultBytesPerToken
+		l = lengths{bytes: priorWeight * plan.DefaultBytesPerToken, tokens: priorWeight}
 	}
-	r.byModel[model] = old + ratioWeight*(ratio-old)
+	r.byModel[model] = l.with(ratio, float64(o.Usage.Input))
+}
+
+// with adds a prompt of so many tokens, each of ratio bytes.
+func (l lengths) with(ratio, tokens float64) lengths {
+	tokens = min(tokens, mostWeight)
+	kept := 1 - tokens/memory
+	return lengths{bytes: kept*l.bytes + ratio*tokens, tokens: kept*l.tokens + tokens}
 }
 
 // of is the ratio for a route, 0 before its model was taught anything: of the model
@@ -72,7 +90,11 @@ func (r *ratios) learn(o *fleet.Outcome) {
 func (r *ratios) of(route string) float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return math.Round(r.byModel[r.routes[route].estimated]*100) / 100
+	l, known := r.byModel[r.routes[route].estimated]
+	if !known {
+		return 0
+	}
+	return math.Round(l.bytes/l.tokens*100) / 100
 }
 
 // reconfigure forgets models that are gone.
@@ -80,7 +102,7 @@ func (r *ratios) reconfigure(cfg *fleet.Config) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pools, r.routes = map[string]string{}, map[string]routeModel{}
-	next := map[string]float64{}
+	next := map[string]lengths{}
 	keep := func(model string) string {
 		if v, ok := r.byModel[model]; ok {
 			next[model] = v

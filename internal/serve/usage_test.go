@@ -31,6 +31,7 @@ func TestBytesPerTokenAreLearnedFromUsage(t *testing.T) {
 	for name, o := range map[string]*fleet.Outcome{
 		"an image":             end(4_000_000, 1000),
 		"a few tokens":         end(200, 10),
+		"a short chat":         end(600, 255),
 		"more tokens than fit": end(100, 1000),
 		"no usage":             {Kind: fleet.RequestEnded, Route: "chat", RequestBytes: 100_000},
 		"an attempt":           {Kind: fleet.AttemptEnded, Route: "chat", RequestBytes: 15_000, Usage: fleet.Usage{Known: true, Input: 1000}},
@@ -46,6 +47,66 @@ func TestBytesPerTokenAreLearnedFromUsage(t *testing.T) {
 	r.reconfigure(&fleet.Config{})
 	if got := r.of("chat"); got != 0 {
 		t.Errorf("%v for a route that is gone", got)
+	}
+}
+
+// TestLongPromptsAreNotMeasuredByShortOnes: a short chat has more tokens than its text,
+// those of the chat template, and many of them say little about how long a token is.
+func TestLongPromptsAreNotMeasuredByShortOnes(t *testing.T) {
+	for _, others := range []struct {
+		n      int
+		bytes  int64
+		tokens fleet.Tokens
+	}{{0, 0, 0}, {100, 200, 90}, {100_000, 200, 90}, {100, 800, 330}, {10, 2000, 1999}} {
+		r := newRatios()
+		r.reconfigure(&fleet.Config{Routes: []fleet.Route{{Name: "chat"}}})
+		teach := func(n int, bytes int64, tokens fleet.Tokens) {
+			for range n {
+				r.learn(&fleet.Outcome{Kind: fleet.RequestEnded, Route: "chat", RequestBytes: bytes, Usage: fleet.Usage{Known: true, Input: tokens}})
+			}
+		}
+		teach(100, 45_000, 10_000)
+		teach(others.n, others.bytes, others.tokens)
+		if got := 45_000 / r.of("chat"); got < 9_500 || got > 11_500 {
+			t.Errorf("after %+v a prompt of 10000 tokens is taken for %.0f", others, got)
+		}
+	}
+}
+
+// TestOnePromptDoesNotMakeTheRatio, however long it is; the first of a model counts no
+// more than what is usual.
+func TestOnePromptDoesNotMakeTheRatio(t *testing.T) {
+	r := newRatios()
+	r.reconfigure(&fleet.Config{Routes: []fleet.Route{{Name: "chat"}}})
+	long := func(tokens int64) {
+		r.learn(&fleet.Outcome{Kind: fleet.RequestEnded, Route: "chat", RequestBytes: tokens, Usage: fleet.Usage{Known: true, Input: fleet.Tokens(tokens)}})
+	}
+	long(1_000_000)
+	if got := r.of("chat"); got < 2.5 {
+		t.Errorf("one prompt whose tokens are a byte long made the ratio %v", got)
+	}
+	for range 1000 {
+		r.learn(&fleet.Outcome{Kind: fleet.RequestEnded, Route: "chat", RequestBytes: 8000, Usage: fleet.Usage{Known: true, Input: 2000}})
+	}
+	before := r.of("chat")
+	long(1_000_000)
+	if got := r.of("chat"); before-got > 0.1 || before <= got {
+		t.Errorf("one prompt whose tokens are a byte long moved the ratio from %v to %v", before, got)
+	}
+}
+
+// TestOldPromptsAreForgotten: a model that is asked for another language is measured
+// by that.
+func TestOldPromptsAreForgotten(t *testing.T) {
+	r := newRatios()
+	r.reconfigure(&fleet.Config{Routes: []fleet.Route{{Name: "chat"}}})
+	for _, ratio := range []int64{4, 2, 24} { // the last as text whose every letter is escaped
+		for range 3000 {
+			r.learn(&fleet.Outcome{Kind: fleet.RequestEnded, Route: "chat", RequestBytes: 1000 * ratio, Usage: fleet.Usage{Known: true, Input: 1000}})
+		}
+		if got := r.of("chat"); math.Abs(got-float64(ratio)) > 0.1 {
+			t.Errorf("%v bytes a token after three million tokens of %d", got, ratio)
+		}
 	}
 }
 
@@ -66,7 +127,7 @@ func TestBytesPerTokenAreTheModels(t *testing.T) {
 	}
 	r.reconfigure(cfg)
 	teach := func(route, pool string, ratio int64) {
-		for range 300 {
+		for range 1000 {
 			r.learn(&fleet.Outcome{
 				Kind: fleet.RequestEnded, Route: route, Endpoint: fleet.EndpointKey{Pool: pool}, RequestBytes: 1000 * ratio,
 				Usage: fleet.Usage{Known: true, Input: 1000},
