@@ -30,6 +30,7 @@ type claim struct {
 	pool          *pool
 	limit         string // whose concurrency counts it; "" none
 	ticket        Ticket
+	seen          time.Duration // until when it is known to have run
 	until         time.Duration
 	blindUntil    time.Duration // the end of its lease where nobody tells of requests
 	input, output fleet.Tokens
@@ -138,29 +139,39 @@ func (t *claims) drop(s *claimShard, at int32) {
 // renew lets a claim last until then, for a sign of life of an attempt. Signs of
 // earlier attempts than the one known, and of claims that have ended, are late. A
 // lapsed claim is returned instead.
-func (t *claims) renew(id, node string, attempt int, until time.Duration) (c claim, lapsed bool) {
-	s := t.shardOf(id)
+func (t *claims) renew(o *fleet.Outcome, until, now time.Duration) (c claim, lapsed bool) {
+	s := t.shardOf(o.ID)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at, there := s.byID[id]
-	if !there || attempt < s.list[at].attempt {
+	at, there := s.byID[o.ID]
+	if !there || o.Attempt < s.list[at].attempt {
 		return claim{}, false
 	}
 	if s.list[at].lapsed {
 		return s.list[at], true
 	}
-	s.list[at].confirm(node, attempt, until)
+	s.list[at].confirm(o, until, now)
 	return claim{}, false
 }
 
 // confirm takes in a sign of life.
-func (c *claim) confirm(node string, attempt int, until time.Duration) {
-	c.confirmed, c.node, c.attempt, c.until = true, node, attempt, until
+func (c *claim) confirm(o *fleet.Outcome, until, now time.Duration) {
+	c.confirmed, c.node, c.attempt, c.until = true, o.Node, o.Attempt, until
+	c.sight(now)
 }
 
-// revive puts a claim in the place of its lapsed self, or returns false when it
-// has ended meanwhile or was revived already.
-func (t *claims) revive(c *claim) bool {
+// sight adds the time up to now to what is known of how long requests of its level
+// run.
+func (c *claim) sight(now time.Duration) {
+	if now > c.seen {
+		c.pool.levels[c.level].toldFor.Add(int64(now - c.seen))
+		c.seen = now
+	}
+}
+
+// revive puts a claim in the place of its lapsed self, for a sign of life, or returns
+// false when it has ended meanwhile or was revived already.
+func (t *claims) revive(c *claim, o *fleet.Outcome, until, now time.Duration) bool {
 	s := t.shardOf(c.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,6 +180,8 @@ func (t *claims) revive(c *claim) bool {
 		return false
 	}
 	s.list[at] = *c
+	s.list[at].lapsed = false
+	s.list[at].confirm(o, until, now)
 	t.lapsed.Add(-1)
 	return true
 }

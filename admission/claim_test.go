@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -435,6 +436,29 @@ func TestRequestsOfASilentSidecarCountForTheirUsualTime(t *testing.T) {
 	}
 }
 
+// TestRevivedClaimsCountFromTheirSignOfLife, and belong to the Envoy that gave it.
+func TestRevivedClaimsCountFromTheirSignOfLife(t *testing.T) {
+	for dies, want := range map[bool]time.Duration{false: lease, true: deadGrace} {
+		w := newWorld(config(), 100, nil)
+		a := w.ask("a")
+		w.Admit(&a)
+		w.tick(unconfirmedLease)
+		w.tick(remembered - time.Second)
+		w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+		if dies {
+			w.NodeDead("n")
+		}
+		for _, row := range []struct {
+			after time.Duration
+			live  int
+		}{{want - time.Millisecond, 1}, {time.Millisecond, 0}} {
+			if w.tick(row.after); counted(t, w.Gate) != row.live {
+				t.Errorf("its Envoy dies %v: %d count; want %d until %v", dies, counted(t, w.Gate), row.live, want)
+			}
+		}
+	}
+}
+
 func TestAdviceForASentAwayRequestCountsNothing(t *testing.T) {
 	w := newWorld(config(), 100, nil)
 	a := w.ask("a")
@@ -540,10 +564,256 @@ func TestLapsedClaimsMakeRoom(t *testing.T) {
 
 func TestUsualIsBetweenTheTwoLeases(t *testing.T) {
 	w := newWorld(config(), 100, nil)
-	if got := w.Usual("p", 3); got != 255*perToken {
-		t.Errorf("%v at a cold start; want the whole budget's", got)
+	for name, g := range map[string]*Gate{"before the first step": New(Options{Config: config()}), "at a cold start": w.Gate} {
+		if got := g.Usual("p", 3); got != 255*perToken {
+			t.Errorf("%v %s; want the whole budget's", got, name)
+		}
 	}
 	if short, long, unknown := w.Usual("p", 0), w.Usual("p", 200), w.Usual("none", 3); short != unconfirmedLease || long != lease || unknown != lease {
 		t.Errorf("%v, %v and %v", short, long, unknown)
+	}
+	w.teach(0, 60, 100*time.Millisecond, 4)
+	w.teach(7, 60, 40*time.Second, 1600)
+	if short, long := w.Usual("p", 0), w.Usual("p", 7); short != unconfirmedLease || long != lease {
+		t.Errorf("%v and %v where answers take 0.1 s and 40 s", short, long)
+	}
+}
+
+// teach runs requests one after the other, with a sign of life every ten seconds;
+// their servers tell how long their answers were.
+func (w *world) teach(level fleet.BurstLevel, requests int, takes time.Duration, output fleet.Tokens) {
+	for range requests {
+		a := w.ask("taught")
+		a.Level, a.Output = level, level.UpperBudget()
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+		left := takes
+		for ; left > 10*time.Second; left -= 10 * time.Second {
+			w.tick(10 * time.Second)
+			w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+		}
+		w.tick(left)
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: 200, Cause: fleet.CauseOK, At: w.clock.now(),
+			Usage: fleet.Usage{Known: true, Input: 100, Output: output}})
+		w.tick(time.Millisecond)
+	}
+}
+
+// near reports whether two times differ by a tenth at most.
+func near(got, want time.Duration) bool { return 10*(got-want).Abs() <= want }
+
+// TestUsualIsWhatThoseTookThatALogToldOf, of late and however long ago that was.
+func TestUsualIsWhatThoseTookThatALogToldOf(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.teach(3, 100, 22*time.Second, 200)
+	if got := w.Usual("p", 3); !near(got, 22*time.Second) {
+		t.Errorf("%v; answers take 22 s, in which three signs of life came", got)
+	}
+	w.teach(3, 250, 3*time.Second, 200)
+	for range 6 * 60 {
+		w.tick(10 * time.Second)
+	}
+	if got := w.Usual("p", 3); !near(got, 3*time.Second) {
+		t.Errorf("%v an hour later; want what the last took", got)
+	}
+}
+
+// TestUsualOfFewCountsThoseThatStillRun: the first to end are the short ones.
+func TestUsualOfFewCountsThoseThatStillRun(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	say := func(kind fleet.OutcomeKind, id string) {
+		w.Apply(fleet.Outcome{Kind: kind, ID: id, Node: "n", Attempt: 1, At: w.clock.now()})
+	}
+	var ids []string
+	for range 4 {
+		a := w.ask("a")
+		a.Output = 255
+		w.Admit(&a)
+		say(fleet.AttemptStarted, a.ID)
+		ids = append(ids, a.ID)
+	}
+	w.tick(10 * time.Second)
+	for _, id := range ids {
+		say(fleet.Heartbeat, id)
+	}
+	w.tick(time.Millisecond)
+	if got := w.Usual("p", 3); got != 255*perToken {
+		t.Errorf("%v while none has ended; want the whole budget's", got)
+	}
+	b := w.ask("a")
+	b.Output = 255
+	w.Admit(&b)
+	w.tick(100 * time.Millisecond)
+	w.end(b.ID)
+	w.tick(time.Millisecond)
+	if got := w.Usual("p", 3); got != lease {
+		t.Errorf("%v; one ended after 0.1 s, and four have run for ten seconds", got)
+	}
+}
+
+// TestOneEndIsNoMean: the whole budget counts as half an end.
+func TestOneEndIsNoMean(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.teach(7, 60, 20*time.Second, 800) // a token in 25 ms, as assumed
+	w.teach(5, 1, 300*time.Millisecond, 1000)
+	if got, want := w.Usual("p", 5), (300*time.Millisecond+1000*perToken/2)*2/3; !near(got, want) {
+		t.Errorf("%v after one answer in 0.3 s; want %v", got, want)
+	}
+}
+
+// TestUnseenTimeIsNoTimeInFlight: of those whose sidecar fell silent it is known that
+// they ran until then, and of those that it shows again that they ran on.
+func TestUnseenTimeIsNoTimeInFlight(t *testing.T) {
+	for back, want := range map[bool]time.Duration{false: 3 * time.Second, true: 5 * time.Second} {
+		w := newWorld(config(), 100, nil)
+		w.teach(3, 50, 3*time.Second, 200)
+		var ids []string
+		for range 50 {
+			a := w.ask("a")
+			w.Admit(&a)
+			w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "gone", Attempt: 1, At: w.clock.now()})
+			ids = append(ids, a.ID)
+		}
+		w.NodeGone("gone")
+		for range 14 * 20 {
+			w.tick(50 * time.Millisecond)
+		}
+		if got := counted(t, w.Gate); got != 0 {
+			t.Fatalf("%d count still", got)
+		}
+		for _, id := range ids[:10] {
+			if back {
+				w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: id, Node: "gone", Attempt: 1, At: w.clock.now()})
+				w.end(id)
+			}
+		}
+		w.tick(time.Millisecond)
+		if got := w.Usual("p", 3); !near(got, want) {
+			t.Errorf("%v, shown again %v; want about %v, as of 50 answers of 3 s and 10 of 14 s if they are", got, back, want)
+		}
+	}
+}
+
+// TestUsualOfAnUnknownLevelGoesByThePoolsSpeed, by its whole budget.
+func TestUsualOfAnUnknownLevelGoesByThePoolsSpeed(t *testing.T) {
+	for _, row := range []struct {
+		takes time.Duration // 200 tokens, where 5 s are guessed
+		level fleet.BurstLevel
+		want  time.Duration
+	}{
+		{1250 * time.Millisecond, 5, 1023 * perToken / 4},
+		{5 * time.Second, 4, 511 * perToken},
+		{15 * time.Second, 2, 3 * 127 * perToken},
+	} {
+		w := newWorld(config(), 100, nil)
+		w.teach(3, 60, row.takes, 200)
+		if got := w.Usual("p", row.level); !near(got, row.want) {
+			t.Errorf("level %d, where 200 tokens take %v: %v; want %v", row.level, row.takes, got, row.want)
+		}
+	}
+}
+
+// TestRefusedClientsGoByLeasesWhereNothingElseEnds: places become free as leases
+// end, so that is what those are told that wait for one.
+func TestRefusedClientsGoByLeasesWhereNothingElseEnds(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 10}), 100, nil)
+		if known {
+			w.teach(3, 60, 3*time.Second, 200)
+		}
+		w.SetBlind(true, true)
+		w.steady("a", 3, 10, time.Second, 2*time.Minute, false)
+		l, takes := &w.pool().levels[3], w.Usual("p", 3)
+		if got := time.Duration(l.expected.Load()); !near(got, takes) || !near(l.hopeful(), takes) {
+			t.Errorf("answers known %v: %v expected, %v hoped for; leases last %v", known, got, l.hopeful(), takes)
+		}
+		for range 31 * 20 { // until nobody waits any more
+			w.tick(50 * time.Millisecond)
+		}
+		slots := 0
+		for range 300 {
+			a := w.ask("a")
+			if v := w.Admit(&a); !v.Admitted && v.Refusal.ShouldRetry {
+				slots++
+			}
+		}
+		if want := retryCap.Seconds() * 10 / takes.Seconds(); math.Abs(float64(slots)-want) > 0.2*want {
+			t.Errorf("answers known %v: %d are told to come within %v; want %.0f, of 10 places that end after %v", known, slots, retryCap, want, takes)
+		}
+	}
+}
+
+// steady sends so many requests a second of a client, each of which takes so long
+// and is ended by its log entry where logged. It returns how many were refused,
+// and the most that were counted at once.
+func (w *world) steady(client string, level fleet.BurstLevel, perSecond int, takes, until time.Duration, logged bool) (refused, most int) {
+	const tick = 50 * time.Millisecond
+	var running []run
+	for at := time.Duration(0); at < until; at += tick {
+		for len(running) > 0 && running[0].until <= at {
+			if logged {
+				w.end(running[0].id)
+			}
+			running = running[1:]
+		}
+		if at%(time.Second/time.Duration(perSecond)) == 0 {
+			a := w.ask(client)
+			a.Level, a.Output = level, level.UpperBudget()
+			if v := w.Admit(&a); !v.Admitted {
+				refused++
+			} else {
+				running = append(running, run{a.ID, at + takes})
+			}
+			if logged {
+				w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+			}
+		}
+		w.tick(tick)
+		most = max(most, int(w.pool().live.Load()))
+	}
+	return refused, most
+}
+
+// run is a request that runs until then.
+type run struct {
+	id    string
+	until time.Duration
+}
+
+// TestLeasesStayWhileTheLogIsAway: what nobody told the end of says nothing of how
+// long requests take, neither after it was known nor where it never was.
+func TestLeasesStayWhileTheLogIsAway(t *testing.T) {
+	capped := fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 20}
+	for _, row := range []struct {
+		name   string
+		known  bool
+		level  fleet.BurstLevel
+		lease  time.Duration
+		counts int // at most
+	}{
+		{"answers of 0.3 s were told", true, 3, unconfirmedLease, 9},
+		{"nothing was told, budgets of 1.6 s", false, 1, unconfirmedLease, 9},
+		{"nothing was told, budgets of 3.2 s", false, 2, 127 * perToken, 14},
+	} {
+		for _, all := range []bool{false, true} {
+			w := newWorld(config(capped), 100, nil)
+			if row.known {
+				w.steady("a", row.level, 4, 300*time.Millisecond, time.Minute, true)
+				if got := w.Usual("p", row.level); got != unconfirmedLease {
+					t.Fatalf("%s: %v beside its log", row.name, got)
+				}
+				for range 3 * 60 * 20 {
+					w.tick(50 * time.Millisecond)
+				}
+			}
+			w.SetBlind(true, all)
+			first := w.Usual("p", row.level)
+			refused, most := w.steady("a", row.level, 4, 300*time.Millisecond, 5*time.Minute, false)
+			last := w.Usual("p", row.level)
+			if refused > 0 || most > row.counts || first != row.lease || last != first {
+				t.Errorf("%s, all away %v: %d refused of a limit of 20, %d counted at most, leases %v and %v in the end; want none, %d, and %v all along",
+					row.name, all, refused, most, first, last, row.counts, row.lease)
+			}
+		}
 	}
 }

@@ -259,7 +259,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	if b.ask.ID != "" {
 		k := claim{
 			id: b.ask.ID, key: b.ask.Client, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
-			until: until, blindUntil: blindUntil, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
+			seen: b.now, until: until, blindUntil: blindUntil, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			answers: fleet.Tokens(max(1, b.ask.Answers)), unread: b.ask.Unread,
 			level: b.ask.Level, class: b.class,
 		}
@@ -286,7 +286,9 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 }
 
 // Usual is how long a request of a pool and level counts that no log entry tells of,
-// where the log of some Envoy doesn't come: 2 s … 25 s.
+// where the log of some Envoy doesn't come: 2 s … 25 s. It is what those took that a
+// log told of last, and before the first a whole budget at 25 ms a token, or as far
+// from that as the pool's other levels are.
 func (g *Gate) Usual(pool string, level fleet.BurstLevel) time.Duration {
 	p := g.settings.Load().pools[pool]
 	if p == nil {
@@ -298,7 +300,7 @@ func (g *Gate) Usual(pool string, level fleet.BurstLevel) time.Duration {
 // lease is how long a request of the level counts that no log entry tells of,
 // where nobody tells of any.
 func (l *level) lease() time.Duration {
-	return min(max(time.Duration(l.atMost.Load()), unconfirmedLease), lease)
+	return min(max(time.Duration(l.usual.Load()), unconfirmedLease), lease)
 }
 
 // Cancel takes back an admission: the request is not going after all. Its claim
@@ -339,7 +341,7 @@ func (k *claim) release() {
 // renew lets a claim last until then. One that has lapsed counts again: the
 // request ran on unseen.
 func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
-	k, lapsed := g.claims.renew(o.ID, o.Node, o.Attempt, until)
+	k, lapsed := g.claims.renew(o, until, now)
 	if !lapsed {
 		return
 	}
@@ -347,9 +349,7 @@ func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
 	k.client.enterAgain(&k)
 	k.client.mu.Unlock()
 	k.pool.enterAgain(k.level)
-	k.lapsed = false
-	k.confirm(o.Node, o.Attempt, until)
-	if !g.claims.revive(&k) {
+	if !g.claims.revive(&k, o, until, now) {
 		k.leave()
 		k.pool.leave(k.level)
 	}
@@ -367,9 +367,11 @@ func (g *Gate) Apply(o fleet.Outcome) {
 	case fleet.AttemptEnded:
 		// The next attempt or the request's end comes at once; should it be lost,
 		// nothing will.
-		g.claims.renew(o.ID, o.Node, o.Attempt, at+unconfirmedLease)
+		g.claims.renew(&o, at+unconfirmedLease, at)
 	case fleet.RequestEnded:
 		if k, ok := g.claims.take(o.ID); ok {
+			k.sight(at)
+			k.pool.levels[k.level].toldEnds.Add(1)
 			k.release()
 			g.account(&k, &o)
 		}

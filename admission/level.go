@@ -39,12 +39,13 @@ type level struct {
 	live   atomic.Int64
 	budget atomic.Int64 // of live, while the pool is full
 	line   line
-	// expected is how long a request is in flight, ns; atMost is the same with whole
-	// budgets where nothing is known, for those that nobody will tell the end of.
-	expected, atMost atomic.Int64
+	// expected is how long a request is in flight, ns; usual is how long it is by what
+	// logs told of alone, for those that nobody will tell the end of.
+	expected, usual atomic.Int64
 
 	// Sums since the last step.
 	ended                    atomic.Int64
+	toldEnds, toldFor        atomic.Int64 // ends that logs told of, and time in flight, ns
 	took, tookIn, tookOut    atomic.Int64 // ends that generated, and their tokens
 	asked, askedIn, askedOut atomic.Int64 // admissions, and their estimates
 	// loose counts requests that found no room in the table of claims, by the
@@ -60,6 +61,9 @@ type level struct {
 	meanInput  float64
 	meanOutput float64
 	measured   bool // the means are of requests that ended
+	// knownEnds and knownSeconds are events and exposure of what logs told of alone,
+	// over the last 1/oneRequest ends.
+	knownEnds, knownSeconds float64
 	// wary is expected by whole budgets, whatever other levels take.
 	wary time.Duration
 }
@@ -67,6 +71,7 @@ type level struct {
 func (l *level) init(of fleet.BurstLevel, limit float64) {
 	l.budget.Store(math.MaxInt64)
 	l.expect(of, 1)
+	l.lend(of, 1)
 	l.pace(0, limit)
 }
 
@@ -102,7 +107,31 @@ func (l *level) step(dt time.Duration) {
 		l.events = l.events*keep + ended
 		l.exposure = l.exposure*keep + live*dt.Seconds()
 	}
+	l.hear()
 	l.learn()
+}
+
+// hear adds what logs told of, and keeps it for as long as they tell nothing more.
+// Leases go by it: by all time in flight they would grow by themselves, since what
+// nobody tells the end of is in flight for as long as its lease.
+func (l *level) hear() {
+	l.knownEnds += float64(l.toldEnds.Swap(0))
+	l.knownSeconds += time.Duration(l.toldFor.Swap(0)).Seconds()
+	if lasts := l.knownEnds * oneRequest; lasts > 1 {
+		l.knownEnds /= lasts
+		l.knownSeconds /= lasts
+	}
+}
+
+// lend finds for how long a request counts that nobody will tell the end of: the
+// mean of what logs told of, in which the whole budget counts as half an end, and
+// before the first end the whole budget alone.
+func (l *level) lend(of fleet.BurstLevel, speed float64) {
+	seconds := l.output(of) * perToken.Seconds() * speed
+	if l.knownEnds > 0 {
+		seconds = (l.knownSeconds + seconds/2) / (l.knownEnds + 0.5)
+	}
+	l.usual.Store(nanoseconds(seconds))
 }
 
 // expect finds how long a request is in flight: all time in flight over the ends in
@@ -111,7 +140,6 @@ func (l *level) step(dt time.Duration) {
 func (l *level) expect(of fleet.BurstLevel, speed float64) {
 	whole := l.output(of) * perToken.Seconds()
 	l.wary = time.Duration(nanoseconds((l.exposure + whole/2) / (l.events + 0.5)))
-	l.atMost.Store(nanoseconds((l.exposure + whole*speed/2) / (l.events + 0.5)))
 	guess := l.guessed(of) * speed
 	if !l.measured {
 		guess = min(guess, guessMost.Seconds())
@@ -124,6 +152,12 @@ func (l *level) expect(of fleet.BurstLevel, speed float64) {
 	}
 	l.expected.Store(nanoseconds(seconds))
 }
+
+// all are ends of late, and the seconds in flight that they came of.
+func (l *level) all() (ends, seconds float64) { return l.events, l.exposure }
+
+// known are those that logs told of last.
+func (l *level) known() (ends, seconds float64) { return l.knownEnds, l.knownSeconds }
 
 // guessed is how long a request is in flight by its tokens, at perToken, in seconds.
 func (l *level) guessed(of fleet.BurstLevel) float64 {

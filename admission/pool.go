@@ -225,9 +225,10 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	for i := range p.levels {
 		p.levels[i].step(dt)
 	}
-	speed := p.speed()
+	speed, told := p.speed((*level).all), p.speed((*level).known)
 	for i := range p.levels {
 		p.levels[i].expect(fleet.BurstLevel(i), speed)
+		p.levels[i].lend(fleet.BurstLevel(i), told)
 	}
 	p.others.Store(p.queueing)
 	p.accounts.Store(int64(p.active))
@@ -248,13 +249,15 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 }
 
 // speed is how many times as long as guessed requests of the pool are in flight, 1
-// before the first has ended.
-func (p *pool) speed() float64 {
+// before the first has ended. It goes by those ends of a level, and the seconds in
+// flight that they came of, which are asked for.
+func (p *pool) speed(of func(*level) (ends, seconds float64)) float64 {
 	took, guessed := 0.0, 0.0
 	for i := range p.levels {
-		if l := &p.levels[i]; l.events >= 1 {
-			took += l.exposure
-			guessed += l.events * l.guessed(fleet.BurstLevel(i))
+		l := &p.levels[i]
+		if ends, seconds := of(l); ends >= 1 {
+			took += seconds
+			guessed += ends * l.guessed(fleet.BurstLevel(i))
 		}
 	}
 	if guessed == 0 {

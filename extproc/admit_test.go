@@ -13,6 +13,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
@@ -438,7 +439,71 @@ func TestPlacesCountForTheUsualTimeOfTheLevel(t *testing.T) {
 	}
 	m.route = "chat/other"
 	w.ask(t, m)
-	if got := w.expected[1]; got != 4096*tokenTime {
+	if got := w.expected[1]; got != 0 {
+		t.Errorf("what doesn't generate is expected to take %v; want no time by its route's budget", got)
+	}
+}
+
+// TestPlacesCountForTheBudget, where nobody tells of ends and nothing limits who
+// enters.
+func TestPlacesCountForTheBudget(t *testing.T) {
+	w := newWorld(t)
+	m := chat(map[string]string{})
+	m.peek["max_tokens"] = 300
+	w.ask(t, m)
+	if got := w.expected[0]; got != 300*tokenTime {
+		t.Errorf("expected to take %v", got)
+	}
+	m.route = "chat/other"
+	w.ask(t, m)
+	if got := w.expected[1]; got != 0 {
 		t.Errorf("what doesn't generate is expected to take %v", got)
+	}
+}
+
+// TestListsOfModelsHoldNoPlaces: while a log is away they count for the short lease,
+// after which what generates finds every place free.
+func TestListsOfModelsHoldNoPlaces(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		now := epoch
+		ledger := accesslog.NewLedger(func() time.Time { return now })
+		ledger.SetBlind(true)
+		w := newWorld(t, func(in *plan.Inputs, o *Options) {
+			o.Ledger, o.Live, o.Now = ledger, ledger, func() time.Time { return now }
+			if asked {
+				o.Admission = quiet{}
+			}
+			for i := range in.Pools {
+				p := &in.Pools[i]
+				for j := range p.Endpoints {
+					p.Endpoints[j].Slot = ledger.Slot(fleet.EndpointKey{Pool: p.Name, Address: p.Endpoints[j].Address})
+				}
+			}
+		})
+		list := chat(map[string]string{})
+		list.route, list.peek = "chat/other", nil
+		for range 30 {
+			w.ask(t, list)
+		}
+		if got := ledger.Total(); got != 30 {
+			t.Fatalf("%d count; want all", got)
+		}
+		now = now.Add(accesslog.ProvisionalLease)
+		if ledger.Expire(now); ledger.Total() != 0 {
+			t.Errorf("with admission %v: %d of 30 count still after %v", asked, ledger.Total(), accesslog.ProvisionalLease)
+		}
+		m := chat(map[string]string{})
+		for range 20 {
+			w.ask(t, m)
+		}
+		elsewhere := 0
+		for _, e := range w.events[30:] {
+			if e.Pool != "h100" {
+				elsewhere++
+			}
+		}
+		if elsewhere > 0 {
+			t.Errorf("with admission %v: %d of 20 are not served by the first pool, which is free", asked, elsewhere)
+		}
 	}
 }

@@ -152,9 +152,13 @@ func digits(b []byte) (n uint64, ok bool) {
 const tokenTime = 25 * time.Millisecond
 
 // expected is how long a request may count that nobody tells the end of; the ledger
-// bounds it.
+// bounds it. What doesn't generate takes no time by the route's budget: it counts no
+// longer than anything that nobody has told of.
 func (s *Service) expected(v *verdict, pool plan.PoolID) time.Duration {
-	if s.o.Admission != nil && v.class.Generates {
+	switch {
+	case !v.class.Generates:
+		return 0
+	case s.o.Admission != nil:
 		return s.o.Admission.Usual(v.plan.PoolName(pool), v.class.Level)
 	}
 	return time.Duration(min(v.budget, maxPrompt)) * tokenTime
