@@ -27,7 +27,8 @@ func typicalMessage(t testing.TB) []byte {
 		"x-stainless-lang": "python", "x-stainless-package-version": "3.3.1", "x-stainless-os": "Linux",
 		"x-stainless-arch": "x64", "x-stainless-runtime": "CPython", "x-stainless-retry-count": "0",
 		"x-stainless-read-timeout": "600", "content-length": "2345", "x-forwarded-proto": "http",
-		"x-request-id": "7a1e3f0c-8a55-9c3e-8a55-7a1e3f0c8a55", "x-fairlead-draw": "123456",
+		"x-request-id": "7a1e3f0c-8a55-9c3e-8a55-7a1e3f0c8a55", "x-envoy-external-address": "10.20.30.40",
+		"x-fairlead-draw": "123456",
 	})
 	m.peek["stream"], m.peek["prompt_cache_key"] = true, "3f0c8a55-9c3e"
 	return marshal(t, m.proto())

@@ -88,8 +88,8 @@ func (s *Service) requestHeaders(c *call, began time.Time) error {
 		return errLeft
 	}
 	c.answered = true
-	if (v.reserved || v.admit.Admitted) && len(c.req.requestID) > 0 {
-		s.unapplied.put(c.req.requestID, v.id)
+	if (v.reserved || v.admit.Admitted) && c.req.madeID {
+		s.unapplied.latest.put(c.req.requestID, v.id)
 	}
 	if !c.req.observe {
 		c.out.b = answers.Get(0)

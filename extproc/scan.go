@@ -54,6 +54,7 @@ type request struct {
 	header    Declared // max_tokens and its spellings
 	sampling  Sampling
 	requestID []byte
+	madeID    bool   // Envoy made requestID, see headerExternalAddress
 	bodyBytes int64  // content-length; 0 when unknown
 	affinity  []byte // x-session-affinity
 	shown     credentials
@@ -170,7 +171,8 @@ func (r *request) scan(b []byte) error {
 func (r *request) scanPhase(k kind, b []byte) error {
 	if r.kind != k {
 		r.kind, r.endOfStream = k, false
-		r.strategy, r.header, r.sampling, r.requestID, r.bodyBytes, r.affinity = askedNothing, Declared{}, Sampling{}, nil, 0, nil
+		r.strategy, r.header, r.sampling, r.bodyBytes, r.affinity = askedNothing, Declared{}, Sampling{}, 0, nil
+		r.requestID, r.madeID = nil, false
 		r.shown, r.pace = credentials{}, pace{}
 		r.status, r.notes = 0, r.notes[:0]
 	}
@@ -226,6 +228,10 @@ const (
 	headerContentLength = "content-length"
 	headerAuthorization = "authorization"
 	headerAPIKey        = "x-api-key"
+	// headerExternalAddress is Envoy's word that the request came from outside:
+	// Envoy sets it where it replaces x-request-id by an id of its own, and never
+	// where the caller's is kept. Our listeners remove one that a caller sends.
+	headerExternalAddress = "x-envoy-external-address"
 )
 
 // classBatch is the one value of x-request-class that is believed.
@@ -268,6 +274,8 @@ func (r *request) requestHeader(key, value []byte) {
 		r.sampling.topK(value)
 	case wire.HeaderRequestID:
 		r.requestID = value
+	case headerExternalAddress:
+		r.madeID = true
 	case wire.HeaderSessionAffinity:
 		r.affinity = value
 	case headerContentLength:

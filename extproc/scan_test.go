@@ -38,6 +38,8 @@ func dumbScan(m *extprocv3.ProcessingRequest) request {
 				r.sampling.topK(value)
 			case "x-request-id":
 				r.requestID = value
+			case "x-envoy-external-address":
+				r.madeID = true
 			case "x-session-affinity":
 				r.affinity = value
 			case "content-length":
@@ -159,7 +161,7 @@ func same(a, b request) bool {
 	return a.kind == b.kind && a.observe == b.observe && a.endOfStream == b.endOfStream &&
 		a.strategy == b.strategy && a.header == b.header && a.peeked == b.peeked && a.body == b.body &&
 		a.bodyError == b.bodyError && a.sampling == b.sampling && a.stream == b.stream && a.bodyBytes == b.bodyBytes &&
-		a.answers == b.answers && a.pace.batch == b.pace.batch &&
+		a.answers == b.answers && a.madeID == b.madeID && a.pace.batch == b.pace.batch &&
 		a.shown.authorization.ambiguous == b.shown.authorization.ambiguous && a.shown.apiKey.ambiguous == b.shown.apiKey.ambiguous &&
 		a.status == b.status && slices.EqualFunc(a.notes, b.notes, func(x, y note) bool {
 		return bytes.Equal(x.key, y.key) && bytes.Equal(x.value, y.value)
@@ -200,7 +202,7 @@ func drawHeaders(t *rapid.T) *corev3.HeaderMap {
 	h := &corev3.HeaderMap{}
 	for range rapid.IntRange(0, 8).Draw(t, "headers") {
 		v := &corev3.HeaderValue{Key: rapid.SampledFrom([]string{":path", "x-route-strategy", "max_tokens", "x-max-tokens",
-			"max-tokens", "x-request-id", "content-length", "x-session-affinity", "Max_Tokens", "temperature", "top_k", "",
+			"max-tokens", "x-request-id", "x-envoy-external-address", "content-length", "x-session-affinity", "Max_Tokens", "temperature", "top_k", "",
 			"authorization", "x-api-key", "x-request-class", "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count",
 			"grpc-timeout", ":status", "retry-after", "retry-after-ms", "x-ratelimit-reset-tokens", "x-recommended-concurrency"}).Draw(t, "key")}
 		text := rapid.SampledFrom([]string{"", "legacy", "batch", "429", "5S", "dynamic", "16", "1e3", "-7", "+7", "123456789012345678", "1234567890123456789", "junk", "\x00\xff"}).Draw(t, "text")
@@ -308,12 +310,29 @@ func TestScannerPassesOverTenThousandAttributes(t *testing.T) {
 	}
 }
 
+// TestWhoMadeTheIDGoesWithTheID: of two sets of request headers with an answer's
+// between them the last counts alone.
+func TestWhoMadeTheIDGoesWithTheID(t *testing.T) {
+	made, own := fromOutside("made"), chat(map[string]string{"x-request-id": "own"})
+	var r request
+	for _, row := range []struct {
+		first, last message
+		id          string
+		made        bool
+	}{{made, own, "own", false}, {own, made, "made", true}} {
+		b := slices.Concat(marshal(t, row.first.proto()), marshal(t, answer("200")), marshal(t, row.last.proto()))
+		if err := r.scan(b); err != nil || string(r.requestID) != row.id || r.madeID != row.made {
+			t.Errorf("id %q, made %v, %v; want %q, %v", r.requestID, r.madeID, err, row.id, row.made)
+		}
+	}
+}
+
 // FuzzScan compares the scanner with the generated types on any message that
 // those can read, in its canonical form; on anything else it must only not panic.
 func FuzzScan(f *testing.F) {
 	everything := chat(map[string]string{"authorization": "Bearer a", "x-api-key": "k", "x-request-class": "batch", "max_tokens": "1e3, 5",
 		"x-stainless-timeout": "60", "x-stainless-read-timeout": "1e9", "x-stainless-retry-count": "2", "grpc-timeout": "5S",
-		"content-length": "123", "x-session-affinity": "s", "temperature": "0.5", "top_k": "-1", "x-request-id": "r", "x-route-strategy": "legacy"})
+		"content-length": "123", "x-session-affinity": "s", "temperature": "0.5", "top_k": "-1", "x-request-id": "r", "x-envoy-external-address": "192.0.2.1", "x-route-strategy": "legacy"})
 	everything.peek["n"], everything.peek["user"], everything.claims = 4, "u", map[string]any{"sub": 7}
 	everything.san, everything.subject, everything.zone = "spiffe://a", "CN=a", "z"
 	f.Add(marshal(f, everything.proto()))

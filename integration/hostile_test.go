@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/internal/envoytest"
 )
 
@@ -314,6 +315,128 @@ limits:
 			pause(t.Context(), 200*time.Millisecond) // the log's batches
 			if a := s.post(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusTooManyRequests {
 				t.Fatalf("%q with %s: status %d beside the one that runs", line, header, a.status)
+			}
+		}
+	}
+}
+
+// TestAnIDOfOnesOwnFreesNoPlace: Envoy keeps the x-request-id of trusted callers, so
+// any number of their requests may have the same. One that Envoy refuses before its
+// filters, or whose caller leaves before its decision is applied, ends no other.
+func TestAnIDOfOnesOwnFreesNoPlace(t *testing.T) {
+	const body = `{"max_tokens":4}`
+	for name, another := range map[string]func(c net.Conn, id string){
+		"refused": func(c net.Conn, id string) {
+			_, _ = fmt.Fprintf(c, "GET /%%00 HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\nconnection: close\r\n\r\n", id)
+			_, _ = io.ReadAll(c)
+		},
+		"left": func(c net.Conn, id string) {
+			_, _ = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\nauthorization: Bearer another\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s", chatPath, id, len(body), body)
+			pause(t.Context(), time.Millisecond)
+			_ = c.(*net.TCPConn).SetLinger(0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const clients = 60
+			var at [clients]chan struct{} // the server has a client's request
+			for i := range at {
+				at[i] = make(chan struct{}, 2)
+			}
+			release := make(chan struct{})
+			m := newModelServer(t)
+			m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				var client int
+				if _, err := fmt.Sscanf(r.Header.Get("authorization"), "Bearer %d", &client); err == nil && r.Header.Get(wire.HeaderDecision) != "" {
+					at[client] <- struct{}{}
+					<-release
+				}
+			}))
+			s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN, trusted: [ 127.0.0.0/8 ] }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+limits:
+  - { name: one, concurrency: 1 }
+`, m.addr()))
+			s.post(t, chatPath, body) // opens the log
+			var open, all sync.WaitGroup
+			post := func(client int) (ended chan struct{}) {
+				ended = make(chan struct{})
+				open.Go(func() {
+					defer close(ended)
+					_, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, body, false,
+						"authorization", fmt.Sprint("Bearer ", client), "x-request-id", fmt.Sprint("trace-", client))
+					if err != nil {
+						t.Error(err)
+					}
+				})
+				return ended
+			}
+			for client := range clients {
+				all.Go(func() {
+					first := post(client)
+					for range 6 {
+						c, err := net.Dial("tcp", s.listen)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						another(c, fmt.Sprint("trace-", client))
+						_ = c.Close()
+					}
+					select {
+					case <-at[client]:
+					case <-first: // ext_proc was late
+						return
+					}
+					pause(t.Context(), 100*time.Millisecond) // the log's batches
+					select {
+					case <-at[client]:
+						t.Errorf("client %d has two requests in flight", client)
+					case <-post(client):
+					}
+				})
+			}
+			all.Wait()
+			close(release)
+			open.Wait()
+			if m.peak.Load() < clients/2 {
+				t.Errorf("%d in flight at most, of %d clients", m.peak.Load(), clients)
+			}
+		})
+	}
+}
+
+// TestFactExternalAddressTellsWhoMadeTheID: ext_proc takes x-envoy-external-address as
+// Envoy's word that it made the request's id. Trusted callers keep theirs, unless they
+// forward for somebody, and nobody can write that header.
+func TestFactExternalAddressTellsWhoMadeTheID(t *testing.T) {
+	const own = "an-id-of-its-own"
+	for trusted, keeps := range map[string]bool{"127.0.0.0/8": true, "10.0.0.0/8": false} {
+		m := newModelServer(t)
+		s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN, trusted: [ %s ] }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`, trusted, m.addr()))
+		s.process.kill() // which would replace Envoy's id by the decision's
+		for _, forwarded := range []bool{false, true} {
+			headers := []string{"x-request-id", own, "x-envoy-external-address", "192.0.2.1"}
+			if forwarded {
+				headers = append(headers, "x-forwarded-for", "10.1.2.3")
+			}
+			kept, address := keeps && !forwarded, "127.0.0.1"
+			if kept {
+				address = ""
+			}
+			s.postOnce(t, chatPath, `{"max_tokens":4}`, headers...)
+			got := m.lastArrived().header
+			if id, from := got.Get("x-request-id"), got.Get("x-envoy-external-address"); (id == own) != kept || from != address {
+				t.Errorf("trusted %s, forwarded %v: id %q, external address %q; want its own %v, %q", trusted, forwarded, id, from, kept, address)
 			}
 		}
 	}

@@ -249,7 +249,7 @@ func TestRequestsWithoutTheirDecisionAreStillThoseItCounted(t *testing.T) {
 		if got := r.inFlight(); got != [2]int{1, 1} {
 			t.Fatalf("ledger and gate count %v", got)
 		}
-		end := fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: envoys, Code: 200, Cause: fleet.CauseOK, At: r.now}
+		end := fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: envoys, Route: "chat", Code: 200, Cause: fleet.CauseOK, At: r.now}
 		if ran {
 			at := gpu
 			r.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: envoys, Attempt: 1, Endpoint: at, At: r.now})
@@ -263,6 +263,63 @@ func TestRequestsWithoutTheirDecisionAreStillThoseItCounted(t *testing.T) {
 		if got := r.inFlight(); got != [2]int{} {
 			t.Errorf("ran %v: ledger and gate count %v after its end", ran, got)
 		}
+		if id, ok := r.extproc.Unapplied("n", envoys, true); ok {
+			t.Errorf("ran %v: decision %s is still known after its end", ran, id)
+		}
+	}
+}
+
+// TestALongRequestWithoutItsDecisionIsFollowedToItsEnd, however many others are
+// decided meanwhile.
+func TestALongRequestWithoutItsDecisionIsFollowedToItsEnd(t *testing.T) {
+	r := newRuns(t, Options{})
+	r.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: "n"})
+	const envoys = "7a1e3f0c-8a55-9c3e-8a55-7a1e3f0c8a55"
+	r.decide(t, envoys)
+	tell := func(kind fleet.OutcomeKind) {
+		r.outcome(fleet.Outcome{Kind: kind, Node: "n", ID: envoys, Route: "chat", Attempt: 1, Endpoint: gpu, Cause: fleet.CauseOK, Code: 200, At: r.now})
+	}
+	runs := func(when string) {
+		if got := r.inFlight(); got != [2]int{1, 1} {
+			t.Fatalf("ledger and gate count %v %s; want one each", got, when)
+		}
+	}
+	tell(fleet.AttemptStarted)
+	for i := range 100_000 {
+		other := fmt.Sprint("another-", i)
+		r.decide(t, other)
+		r.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: other, Route: "chat", At: r.now})
+		if i%10 == 0 { // while there is room for the next, should any not end
+			runs("beside others")
+		}
+		if i%20_000 == 0 {
+			r.pass(10 * time.Second)
+			runs("before a heartbeat")
+			tell(fleet.Heartbeat)
+		}
+	}
+	tell(fleet.RequestEnded)
+	if got := r.inFlight(); got != [2]int{} {
+		t.Errorf("ledger and gate count %v after its end", got)
+	}
+}
+
+// TestWhatNeverHadARouteEndsNoRequest: Envoy refused it before its filters, and its id
+// is what its caller wrote.
+func TestWhatNeverHadARouteEndsNoRequest(t *testing.T) {
+	r := newRuns(t, Options{})
+	r.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: "n"})
+	const envoys = "7a1e3f0c-8a55-9c3e-8a55-7a1e3f0c8a55"
+	r.decide(t, envoys)
+	end := fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: envoys, Code: 400, Cause: fleet.CauseLocal, At: r.now}
+	r.outcome(end)
+	if got := r.inFlight(); got != [2]int{1, 1} {
+		t.Errorf("ledger and gate count %v after the end of what had no route", got)
+	}
+	end.Route = "chat"
+	r.outcome(end)
+	if got := r.inFlight(); got != [2]int{} {
+		t.Errorf("ledger and gate count %v after its own end", got)
 	}
 }
 
@@ -271,7 +328,7 @@ func (r *runs) decide(t *testing.T, requestID string) {
 	t.Helper()
 	message, err := proto.Marshal(&extprocv3.ProcessingRequest{
 		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
-			{Key: "x-request-id", RawValue: []byte(requestID)}, {Key: ":method", RawValue: []byte("POST")},
+			{Key: "x-request-id", RawValue: []byte(requestID)}, {Key: "x-envoy-external-address", RawValue: []byte("10.20.30.40")}, {Key: ":method", RawValue: []byte("POST")},
 		}}}},
 		Attributes: map[string]*structpb.Struct{wire.AttributesKey: {Fields: map[string]*structpb.Value{
 			wire.AttributeRouteName: structpb.NewStringValue("chat"), wire.AttributeClusterName: structpb.NewStringValue("gpu"),

@@ -389,10 +389,14 @@ func (s *Server) outcome(o fleet.Outcome) {
 
 // unapplied looks for the decision of a request that Envoy logs without one. A
 // request that went to a server without it is what was counted by it all the same;
-// one that ended before gives that back.
+// one that ended before gives that back. One that Envoy refused before it had a route
+// had no decision, and shows whatever id its caller wrote.
 func (s *Server) unapplied(o *fleet.Outcome) {
+	if o.Route == "" && !o.Endpoint.Address.IsValid() {
+		return
+	}
 	over := o.Kind == fleet.RequestEnded
-	id, ok := s.extproc.Unapplied(o.ID, over)
+	id, ok := s.extproc.Unapplied(o.Node, o.ID, over)
 	if !ok {
 		return
 	}
