@@ -1,0 +1,63 @@
+package sdks
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestWorkersOfOneKeyAreServedInTurn: 24 workers behind one official client, which
+// tries each request three times, on eight places. Each goes on as soon as it has its
+// answer or an error.
+func TestWorkersOfOneKeyAreServedInTurn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 12 seconds")
+	}
+	const workers, places, takes, runs = 24, 8, 300 * time.Millisecond, 12 * time.Second
+	for name, row := range map[string]struct{ route, pool, limits string }{
+		"a pool of eight":  {"defaultMaxTokens: 40", "maxInFlight: 8", ""},
+		"a limit of eight": {"defaultMaxTokens: 40", "maxInFlight: 64", "limits: [{ name: each, concurrency: 8 }]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachClient(t, row.route, row.pool, row.limits, func(t *testing.T, c client, p *place) {
+				p.upstream.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					select {
+					case <-time.After(takes):
+						c.answer.ServeHTTP(w, r)
+					case <-r.Context().Done():
+					}
+				}))
+				var served, failed atomic.Int64
+				ctx, cancel := context.WithTimeout(context.Background(), runs)
+				defer cancel()
+				var all sync.WaitGroup
+				for range workers {
+					all.Go(func() {
+						for ctx.Err() == nil {
+							if _, _, err := c.ask(context.Background(), p.url, 16); err == nil {
+								served.Add(1)
+							} else if f, ok := c.failed(err); ok && f.status == http.StatusTooManyRequests {
+								failed.Add(1)
+							} else {
+								t.Errorf("%v", err)
+								return
+							}
+						}
+					})
+				}
+				all.Wait()
+				most := places * int64(runs/takes)
+				t.Logf("%d served, of %d at most; %d used up their retries", served.Load(), most, failed.Load())
+				if 10*failed.Load() > served.Load() {
+					t.Errorf("%d used up their retries and %d were served; want a tenth at most", failed.Load(), served.Load())
+				}
+				if served.Load()*2 < most {
+					t.Errorf("%d served where %d can be", served.Load(), most)
+				}
+			})
+		})
+	}
+}
