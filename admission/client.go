@@ -177,18 +177,18 @@ func (t *clients) add(s *clientShard, key Client) *client {
 }
 
 // evict forgets one of the clients that have nothing in flight, of some it looks
-// at the one longest not heard of, and reports whether there was one. The shard is
-// locked.
+// at the one longest not heard of, one that was told to come back only if all were,
+// and reports whether there was one. The shard is locked.
 func (s *clientShard) evict() bool {
 	var oldest *client
 	var key Client
-	seen := 0
+	seen, waits := 0, false
 	for k, c := range s.byKey { // in random order
 		if c.live > 0 {
 			continue
 		}
-		if oldest == nil || c.seen < oldest.seen {
-			oldest, key = c, k
+		if w := c.waits(); oldest == nil || waits && !w || w == waits && c.seen < oldest.seen {
+			oldest, key, waits = c, k, w
 		}
 		if seen++; seen == evictOf {
 			break
@@ -198,6 +198,22 @@ func (s *clientShard) evict() bool {
 		delete(s.byKey, key)
 	}
 	return oldest != nil
+}
+
+// waits reports whether any of the client's requests was told to come back and did not
+// yet.
+func (c *client) waits() bool {
+	for i := range c.accounts {
+		if c.accounts[i].slots.n() > 0 {
+			return true
+		}
+	}
+	for i := range c.uses {
+		if c.uses[i].slots.n() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // each visits all clients, locked, and forgets those that nothing is known of

@@ -77,7 +77,6 @@ type pool struct {
 	queueing int64
 	coming   int64
 	hoping   int64
-	standing int64
 	horizon  time.Duration // up to which slots are due about now
 	farther  time.Duration // the same for soon
 }
@@ -210,7 +209,7 @@ func (p *pool) slew(view *PoolView, dt time.Duration) {
 
 // begin starts a step: what clients want is gathered after it.
 func (p *pool) begin(step uint64, now time.Duration) {
-	p.step, p.demands, p.active, p.queueing, p.coming, p.hoping, p.standing = step, p.demands[:0], 0, 0, 0, 0, 0
+	p.step, p.demands, p.active, p.queueing, p.coming, p.hoping = step, p.demands[:0], 0, 0, 0, 0
 	lead := p.nextEnd()
 	p.horizon, p.farther = now+lead, now+soonLeads*lead
 	p.lead.Store(int64(lead))
@@ -225,7 +224,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	for i := range p.levels {
 		p.levels[i].step(dt)
 	}
-	speed, told := p.speed((*level).all), p.speed((*level).known)
+	speed, told := p.speed((*level).all, 0), p.speed((*level).known, 1)
 	for i := range p.levels {
 		p.levels[i].expect(fleet.BurstLevel(i), speed)
 		p.levels[i].lend(fleet.BurstLevel(i), told)
@@ -234,7 +233,6 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.accounts.Store(int64(p.active))
 	p.due.Store(p.coming)
 	p.soon.Store(p.hoping)
-	_ = 0
 	if view != nil {
 		p.slew(view, dt)
 		p.places.Store(int64(view.Places))
@@ -250,20 +248,23 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 
 // speed is how many times as long as guessed requests of the pool are in flight, 1
 // before the first has ended. It goes by those ends of a level, and the seconds in
-// flight that they came of, which are asked for.
-func (p *pool) speed(of func(*level) (ends, seconds float64)) float64 {
-	took, guessed := 0.0, 0.0
+// flight that they came of, which are asked for; so many more count as if they had taken
+// what was guessed.
+func (p *pool) speed(of func(*level) (ends, seconds float64), beside float64) float64 {
+	took, guessed, n := 0.0, 0.0, 0.0
 	for i := range p.levels {
 		l := &p.levels[i]
 		if ends, seconds := of(l); ends >= 1 {
 			took += seconds
 			guessed += ends * l.guessed(fleet.BurstLevel(i))
+			n += ends
 		}
 	}
 	if guessed == 0 {
 		return 1
 	}
-	return min(max(took/guessed, fastest), slowest)
+	beside *= guessed / n
+	return min(max((took+beside)/(guessed+beside), fastest), slowest)
 }
 
 // open is the part of the limit that isn't closed. It counts at once and without

@@ -127,14 +127,6 @@ func (s *slots) promised(now, each time.Duration, share float64, level fleet.Bur
 // allLevels stands for every level.
 const allLevels = fleet.BurstLevels
 
-// release counts one less that is held. A step may have counted it out already, with a
-// client that was forgotten.
-func (p *pool) release() {
-	for n := p.held.Load(); n > 0 && !p.held.CompareAndSwap(n, n-1); {
-		n = p.held.Load()
-	}
-}
-
 // from is the index of the first slot in due that is not before a time.
 func (s *slots) from(at time.Duration) int {
 	i, _ := slices.BinarySearchFunc(s.due, at, func(o slot, t time.Duration) int { return cmp.Compare(o.at, t) })
@@ -274,10 +266,11 @@ func (g *Gate) BeginHold(a *Ask) bool {
 	if waits.premature(b.now, a.Retry) {
 		return false
 	}
-	if a.Retry > 0 {
+	if a.held = a.Retry > 0 && waits.n() > 0; a.held {
 		*held++
 		if !a.own {
-			b.pool.held.Add(1)
+			a.heldIn = b.pool
+			a.heldIn.held.Add(1)
 		}
 	}
 	return true
@@ -285,7 +278,7 @@ func (g *Gate) BeginHold(a *Ask) bool {
 
 // EndHold says that a request is held no more; it is asked for a last time after it.
 func (g *Gate) EndHold(a *Ask) {
-	if a.Retry == 0 {
+	if !a.held {
 		return
 	}
 	b := g.bid(a)
@@ -297,6 +290,6 @@ func (g *Gate) EndHold(a *Ask) {
 	}
 	*held = max(0, *held-1) // it may have been forgotten meanwhile
 	if !a.own {
-		b.pool.release()
+		a.heldIn.held.Add(-1)
 	}
 }

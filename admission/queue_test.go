@@ -259,3 +259,44 @@ func TestClientsAtTheirShareQueueForThemselves(t *testing.T) {
 		t.Error("a client with less than its share is not in the line")
 	}
 }
+
+// TestHoldsThatNeverEndAreForgotten, with the slots that they are for.
+func TestHoldsThatNeverEndAreForgotten(t *testing.T) {
+	w := paced(10)
+	for range 10 {
+		a := w.counting("a", 0)
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: a.At})
+	}
+	stray := w.counting("b", 1) // of whom nothing is known
+	if !w.BeginHold(&stray) || w.pool().held.Load() != 0 {
+		t.Fatalf("%d are held", w.pool().held.Load())
+	}
+	w.EndHold(&stray)
+	a := w.counting("a", 0)
+	w.tick(w.Refuse(&a, ReasonBusy).RetryAfter)
+	back := w.counting("a", 1)
+	if w.BeginHold(&back); w.pool().held.Load() != 1 {
+		t.Fatalf("%d are held", w.pool().held.Load())
+	}
+	held := func() (n int32) {
+		c := w.clients.lock(named("a"), 0)
+		defer c.mu.Unlock()
+		for i := range c.accounts {
+			n += c.accounts[i].held[3]
+		}
+		return n
+	}
+	w.tick(abandoned / 2)
+	if held() != 1 {
+		t.Errorf("%d are held while the slot is outstanding", held())
+	}
+	w.tick(abandoned)
+	w.tick(time.Millisecond)
+	if held() != 0 {
+		t.Errorf("%d are held after it has lapsed", held())
+	}
+	if w.EndHold(&back); w.pool().held.Load() != 0 {
+		t.Errorf("%d are held after its late end", w.pool().held.Load())
+	}
+}

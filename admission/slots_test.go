@@ -209,19 +209,55 @@ func TestSlotsKeepTheirNumberBeyondWhatIsKeptExactly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s slots
 		p := newPool("p", 1)
-		var all []time.Duration // the oracle
+		var all []slot // the oracle, in order
+		var of [fleet.BurstLevels]int32
+		take := func(i int) {
+			of[all[i].level]--
+			all = slices.Delete(all, i, i+1)
+		}
+		level := func() fleet.BurstLevel { return fleet.BurstLevel(rapid.IntRange(0, 7).Draw(t, "level")) }
 		exact := true
-		for range rapid.IntRange(0, 400).Draw(t, "steps") {
-			if rapid.IntRange(0, 2).Draw(t, "add") > 0 {
-				n := slot{at: time.Duration(rapid.IntRange(1, 1000).Draw(t, "slot")), shared: rapid.Bool().Draw(t, "shared"), level: fleet.BurstLevel(rapid.IntRange(0, 7).Draw(t, "level"))}
-				s.add(n)
-				all = append(all, n.at)
-				slices.Sort(all)
-			} else if len(all) > 0 {
+		for range rapid.IntRange(0, 200).Draw(t, "steps") {
+			switch what := rapid.IntRange(0, 3).Draw(t, "what"); {
+			case what > 1:
+				n := slot{at: time.Duration(rapid.IntRange(1, 1000).Draw(t, "slot")), shared: rapid.Bool().Draw(t, "shared"), level: level()}
+				for range rapid.IntRange(1, 20).Draw(t, "of them") {
+					s.add(n)
+					at, _ := slices.BinarySearchFunc(all, n.at, func(o slot, at time.Duration) int { return int(o.at - at) })
+					all = slices.Insert(all, at, n)
+					of[n.level]++
+				}
+			case what == 1 && len(all) > 0:
+				first := s.due[0].level
 				s.use()
-				all = all[1:]
+				if exact {
+					take(0)
+				} else {
+					of[first]--
+					all = all[1:]
+				}
+			case what == 0:
+				l := level()
+				had := of[l] > 0
+				s.drop(l)
+				if !had {
+					break
+				}
+				last := len(all) - 1
+				for exact && all[last].level != l {
+					last--
+				}
+				if exact {
+					take(last)
+				} else {
+					of[l]--
+					all = all[:last]
+				}
 			}
 			exact = exact && len(all) <= keptSlots
+			if s.of != of {
+				t.Fatalf("by level %v; want %v", s.of, of)
+			}
 			if s.shared < 0 || s.shared > s.n() || s.laterShared < 0 || s.laterShared > s.later {
 				t.Fatalf("%d of %d shared, %d of %d later", s.shared, s.n(), s.laterShared, s.later)
 			}
@@ -238,8 +274,8 @@ func TestSlotsKeepTheirNumberBeyondWhatIsKeptExactly(t *testing.T) {
 			if s.n() != len(all) || len(s.due) > keptSlots || len(s.due) == 0 && len(all) > 0 {
 				t.Fatalf("%d slots, %d by time; want %d, at most %d by time", s.n(), len(s.due), len(all), keptSlots)
 			}
-			if exact && len(all) > 0 && s.first() != all[0] {
-				t.Fatalf("the first is at %d; want %d", s.first(), all[0])
+			if exact && len(all) > 0 && s.first() != all[0].at {
+				t.Fatalf("the first is at %d; want %d", s.first(), all[0].at)
 			}
 		}
 		if len(all) > 0 {

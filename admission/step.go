@@ -128,9 +128,6 @@ func (a *account) demand(step uint64, now time.Duration) {
 	}
 	room := a.room(p.shareOf(a.weight))
 	a.due, a.soon = a.slots.coming(now, p.horizon, p, room), a.slots.coming(now, p.farther, p, min(room, 1))
-	for _, n := range a.held {
-		p.standing += int64(n)
-	}
 	p.coming += a.due
 	p.hoping += a.soon
 	if a.queueing = a.slots.own() > 0; a.queueing {

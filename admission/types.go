@@ -89,7 +89,10 @@ type Ask struct {
 	// Seed draws the jitter of a slot.
 	Seed uint64
 
-	own bool // held for a place of its client's limit; see BeginHold
+	// held: it counts among those that are held, in the pool, or, own, for a place of
+	// its client's limit; see BeginHold.
+	held, own bool
+	heldIn    *pool
 }
 
 // Reason says why a request entered or did not; one enum for logs, metric
