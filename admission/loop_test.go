@@ -764,7 +764,7 @@ func TestWhoWasToldToComeGoesBeforeNewcomers(t *testing.T) {
 		takes     time.Duration
 		perSecond float64
 		most      float64 // of those that return, in vain
-	}{{16, 3 * time.Second, 8, 0.3}, {16, 3 * time.Second, 50, 0.45}, {16, 100 * time.Millisecond, 200, 0.05}, {8, 100 * time.Millisecond, 600, 0.3}, {64, 10 * time.Second, 8, 0.25}} {
+	}{{16, 3 * time.Second, 8, 0.3}, {16, 3 * time.Second, 50, 0.45}, {16, 100 * time.Millisecond, 200, 0.05}, {8, 100 * time.Millisecond, 600, 0.3}, {64, 10 * time.Second, 8, 0.25}, {2, 10 * time.Second, 0.5, 1}, {4, 30 * time.Second, 0.3, 0.8}} {
 		l := newLoop(t, row.places)
 		l.blind, l.holds = true, true
 		for i := range l.lasts {
@@ -778,8 +778,12 @@ func TestWhoWasToldToComeGoesBeforeNewcomers(t *testing.T) {
 		l.run(callers, 5*row.takes+5*time.Second, until)
 		mean, _ := l.busy()
 		t.Logf("%+v: %d of %d returns in vain; busy %.2f", row, l.vain, l.returns, mean)
-		if float64(l.vain) > row.most*float64(l.returns) || mean < 0.9 {
-			t.Errorf("%+v: %d of %d returns in vain, want %.0f %% at most; busy %.2f", row, l.vain, l.returns, 100*row.most, mean)
+		least := 0.9
+		if row.places < smallPool {
+			least = 0.8 // of those who come at random few find two places or four
+		}
+		if float64(l.vain) > row.most*float64(l.returns) || mean < least {
+			t.Errorf("%+v: %d of %d returns in vain, want %.0f %% at most; busy %.2f, want %v", row, l.vain, l.returns, 100*row.most, mean, least)
 		}
 	}
 }

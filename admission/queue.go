@@ -188,9 +188,10 @@ func (a *account) yields(b *bid, share float64) bool {
 // defers reports whether a request of a client that has nothing in flight, and comes
 // for the first time, leaves the pool's last places to others' that were told to come
 // about now, or did and are held. Without it who waits has no better odds than who
-// comes by chance. Of a pool in which a request ends more often than each leadMin too
-// many places would be kept: they are known by steps, and for leadMin before a slot at
-// least. There those that are held count alone.
+// comes by chance. Only those that are held count in a pool in which a request ends
+// more often than each leadMin, since slots are known by steps, and for leadMin ahead
+// at least; and in a small one, of which too much would stand empty: a third of one
+// place, an eighth of two.
 func (a *account) defers(b *bid) bool {
 	p := b.pool
 	if a.live > 0 || b.ask.Retry > 0 {
@@ -200,7 +201,7 @@ func (a *account) defers(b *bid) bool {
 		return false // it may be one of those
 	}
 	first := p.held.Load()
-	if time.Duration(p.lead.Load()) > leadMin {
+	if p.whole.Load() >= smallPool && time.Duration(p.lead.Load()) > leadMin {
 		first = max(first, p.expected(a))
 	}
 	return first > 0 && p.inFlight()+first >= p.whole.Load()
