@@ -136,22 +136,28 @@ func (t *claims) drop(s *claimShard, at int32) {
 	t.n.Add(-1)
 }
 
-// renew lets a claim last until then, for a sign of life of an attempt. Signs of
-// earlier attempts than the one known, and of claims that have ended, are late. A
-// lapsed claim is returned instead.
-func (t *claims) renew(o *fleet.Outcome, until, now time.Duration) (c claim, lapsed bool) {
+// renew lets a claim last until then, for a sign of life of an attempt, and makes it
+// one of the pool where that runs, if that is known. Signs of earlier attempts than the
+// one known, and of claims that have ended, are late. A lapsed claim is returned
+// instead; one that was another pool's as it was.
+func (t *claims) renew(o *fleet.Outcome, at *pool, until, now time.Duration) (c claim, lapsed, moved bool) {
 	s := t.shardOf(o.ID)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at, there := s.byID[o.ID]
-	if !there || o.Attempt < s.list[at].attempt {
-		return claim{}, false
+	i, there := s.byID[o.ID]
+	if !there || o.Attempt < s.list[i].attempt {
+		return claim{}, false, false
 	}
-	if s.list[at].lapsed {
-		return s.list[at], true
+	k := &s.list[i]
+	if k.lapsed {
+		return *k, true, false
 	}
-	s.list[at].confirm(o, until, now)
-	return claim{}, false
+	k.confirm(o, until, now)
+	if at != nil && at != k.pool {
+		c, moved = *k, true
+		k.pool = at
+	}
+	return c, false, moved
 }
 
 // confirm takes in a sign of life.

@@ -40,12 +40,15 @@ func counted(t interface{ Fatalf(string, ...any) }, g *Gate) int {
 func TestClaimsEndExactlyOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cap := rapid.IntRange(0, 5).Draw(t, "cap")
-		w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: cap}), 1e6, nil)
+		cfg := config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: cap})
+		cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 1e6, Endpoints: make([]fleet.Endpoint, 1)})
+		w := newWorld(cfg, 1e6, nil)
 		type request struct {
-			id, client string
-			until      time.Duration
-			attempt    int
+			id, client, pool string
+			until            time.Duration
+			attempt          int
 		}
+		pools := rapid.SampledFrom([]string{"p", "q", "", "unknown"})
 		var live, lapsed, over []request
 		now := func() time.Duration { return time.Duration(w.clock.at.Load()) }
 		pick := func() *request { return &live[rapid.IntRange(0, len(live)-1).Draw(t, "which")] }
@@ -62,7 +65,7 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 			"admit": func(t *rapid.T) {
 				client := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "client")
 				a := w.ask(client)
-				a.Pool = rapid.SampledFrom([]string{"p", "", "unknown"}).Draw(t, "pool")
+				a.Pool = pools.Draw(t, "pool")
 				a.Level = fleet.BurstLevel(rapid.IntRange(0, 7).Draw(t, "level"))
 				a.Class = rapid.SampledFrom([]fleet.RequestClass{fleet.ClassInteractive, fleet.ClassBatch}).Draw(t, "class")
 				of := 0
@@ -76,7 +79,7 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 					t.Fatalf("with %d of %d in flight: %+v", of, cap, v)
 				}
 				if v.Admitted {
-					live = append(live, request{a.ID, client, now() + unconfirmedLease, 0})
+					live = append(live, request{a.ID, client, a.Pool, now() + unconfirmedLease, 0})
 				}
 			},
 			"sign of life": func(t *rapid.T) {
@@ -86,6 +89,7 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 				r := pick()
 				o := fleet.Outcome{ID: r.id, Node: "n", Attempt: rapid.IntRange(0, 3).Draw(t, "attempt"), At: w.clock.now()}
 				o.Kind = rapid.SampledFrom([]fleet.OutcomeKind{fleet.AttemptStarted, fleet.AttemptEnded, fleet.Heartbeat}).Draw(t, "kind")
+				o.Endpoint.Pool = pools.Draw(t, "runs in")
 				for range rapid.IntRange(1, 2).Draw(t, "times") {
 					w.Apply(o)
 				}
@@ -95,6 +99,8 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 				r.attempt, r.until = o.Attempt, now()+lease
 				if o.Kind == fleet.AttemptEnded {
 					r.until = now() + unconfirmedLease
+				} else if o.Endpoint.Pool == "p" || o.Endpoint.Pool == "q" {
+					r.pool = o.Endpoint.Pool
 				}
 			},
 			"sign of life of one that lapsed": func(t *rapid.T) {
@@ -103,8 +109,8 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 				}
 				i := rapid.IntRange(0, len(lapsed)-1).Draw(t, "which")
 				r := lapsed[i]
-				w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: r.id, Node: "n", Attempt: r.attempt, At: w.clock.now()})
-				r.until = now() + lease
+				w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: r.id, Node: "n", Attempt: r.attempt, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "q"}})
+				r.until, r.pool = now()+lease, "q"
 				live, lapsed = append(live, r), append(lapsed[:i], lapsed[i+1:]...)
 			},
 			"end of one that lapsed": func(t *rapid.T) {
@@ -153,9 +159,60 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 				if got := counted(t, w.Gate); got != len(live) || w.Counters().Claims != len(live) {
 					t.Fatalf("%d in flight, %d claims; want %d", got, w.Counters().Claims, len(live))
 				}
+				for name, p := range w.settings.Load().pools {
+					want := 0
+					for _, r := range live {
+						if r.pool == name {
+							want++
+						}
+					}
+					if got := int(p.live.Load()); got != want {
+						t.Fatalf("%d in flight in %s; want %d", got, name, want)
+					}
+				}
 			},
 		})
 	})
+}
+
+// TestRequestsCountInThePoolWhereTheyRun: Envoy tried one again in the next pool. The
+// first has its place back, for its client too, and the next one's ends are what they
+// come to.
+func TestRequestsCountInThePoolWhereTheyRun(t *testing.T) {
+	cfg := config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1})
+	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 10, Endpoints: make([]fleet.Endpoint, 1)})
+	w := newWorld(cfg, 1, nil)
+	a := w.ask("a")
+	w.Admit(&a)
+	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 1, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "p"}})
+	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 2, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "q"}})
+	w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "p"}}) // late
+	q := w.settings.Load().pools["q"]
+	if p := w.pool(); p.live.Load() != 0 || q.live.Load() != 1 {
+		t.Errorf("%d in flight in p and %d in q", p.live.Load(), q.live.Load())
+	}
+	for _, c := range w.Clients(10) {
+		if c.InFlight > 0 && c.Pool != "q" {
+			t.Errorf("its client has %+v", c)
+		}
+	}
+	b := w.ask("b")
+	b.Unplaced = true
+	w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 1, Places: 1}, {Name: "q", Limit: 10, InFlight: 1, Places: 10}})
+	if v := w.Admit(&b); !v.Admitted {
+		t.Errorf("p is empty: %+v", v)
+	}
+	if again := w.ask("a"); w.Admit(&again).Reason != ReasonConcurrency {
+		t.Error("the client has a second request in flight")
+	}
+	if q.foreign.Load() != 0 {
+		t.Errorf("%d in q pass for others' work", q.foreign.Load())
+	}
+	w.end(a.ID)
+	w.end(b.ID)
+	if n := counted(t, w.Gate); n != 0 || w.pool().live.Load() != 0 || q.live.Load() != 0 {
+		t.Errorf("%d in flight at the end", n)
+	}
 }
 
 func TestSignsOfEarlierAttemptsAreLate(t *testing.T) {

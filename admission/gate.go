@@ -341,9 +341,16 @@ func (k *claim) release() {
 // renew lets a claim last until then. One that has lapsed counts again: the
 // request ran on unseen.
 func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
-	k, lapsed := g.claims.renew(o, until, now)
-	if !lapsed {
+	at := g.settings.Load().pools[o.Endpoint.Pool]
+	k, lapsed, moved := g.claims.renew(o, at, until, now)
+	switch {
+	case moved:
+		k.move(at)
 		return
+	case !lapsed:
+		return
+	case at != nil:
+		k.pool = at
 	}
 	k.client = g.clients.lock(k.key, now)
 	k.client.enterAgain(&k)
@@ -353,6 +360,22 @@ func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
 		k.leave()
 		k.pool.leave(k.level)
 	}
+}
+
+// move makes a request one of another pool, where it runs: Envoy tried it again there,
+// or passed its own pool by. What it takes of its client's limit stays.
+func (k *claim) move(to *pool) {
+	k.client.mu.Lock()
+	k.client.account(k.pool, k.class).live--
+	a := k.client.account(to, k.class)
+	a.live++
+	a.stir()
+	if a.weight == 0 {
+		a.weight = classWeight(k.class)
+	}
+	k.client.mu.Unlock()
+	to.enterAgain(k.level)
+	k.pool.leave(k.level)
 }
 
 // Apply takes in an outcome from the access log. Outcomes of requests that are
@@ -367,7 +390,7 @@ func (g *Gate) Apply(o fleet.Outcome) {
 	case fleet.AttemptEnded:
 		// The next attempt or the request's end comes at once; should it be lost,
 		// nothing will.
-		g.claims.renew(&o, at+unconfirmedLease, at)
+		g.claims.renew(&o, nil, at+unconfirmedLease, at)
 	case fleet.RequestEnded:
 		if k, ok := g.claims.take(o.ID); ok {
 			k.sight(at)
