@@ -215,6 +215,24 @@ func TestRequestsCountInThePoolWhereTheyRun(t *testing.T) {
 	}
 }
 
+// TestRevivedRequestsCountWhereTheyRun: the first word of one comes after its lease.
+func TestRevivedRequestsCountWhereTheyRun(t *testing.T) {
+	cfg := config()
+	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 10, Endpoints: make([]fleet.Endpoint, 1)})
+	w := newWorld(cfg, 10, nil)
+	a := w.ask("a")
+	w.Admit(&a)
+	w.tick(unconfirmedLease + time.Millisecond)
+	w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "q"}})
+	if p, q := w.pool().live.Load(), w.settings.Load().pools["q"].live.Load(); p != 0 || q != 1 {
+		t.Errorf("%d in flight in p, %d in q", p, q)
+	}
+	w.end(a.ID)
+	if n := counted(t, w.Gate); n != 0 {
+		t.Errorf("%d in flight at the end", n)
+	}
+}
+
 func TestSignsOfEarlierAttemptsAreLate(t *testing.T) {
 	w := newWorld(config(), 1000, nil)
 	a := w.ask("a")
