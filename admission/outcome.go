@@ -1,0 +1,151 @@
+package admission
+
+import (
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// Apply takes in an outcome from the access log. Outcomes of requests that are
+// not in flight here change nothing.
+func (g *Gate) Apply(o fleet.Outcome) {
+	if o.ID == "" {
+		return
+	}
+	switch at := g.since(o.At); o.Kind {
+	case fleet.AttemptStarted, fleet.Heartbeat:
+		g.renew(&o, at+lease, at)
+	case fleet.AttemptEnded:
+		// The next attempt or the request's end comes at once; should it be lost,
+		// nothing will.
+		g.claims.renew(&o, nil, at+unconfirmedLease, at)
+	case fleet.RequestEnded:
+		if k, ok := g.claims.take(o.ID); ok {
+			k.sight(at)
+			k.pool.levels[k.level].toldEnds.Add(1)
+			k.release()
+			g.account(&k, &o)
+		}
+	}
+}
+
+// renew lets a claim last until then. One that has lapsed counts again: the
+// request ran on unseen.
+func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
+	at := g.settings.Load().pools[o.Endpoint.Pool]
+	k, lapsed, moved := g.claims.renew(o, at, until, now)
+	switch {
+	case moved:
+		k.move(at)
+		return
+	case !lapsed:
+		return
+	case at != nil:
+		k.pool = at
+	}
+	k.client = g.clients.lock(k.key, now)
+	k.client.enterAgain(&k)
+	k.client.mu.Unlock()
+	k.pool.enterAgain(k.level)
+	if !g.claims.revive(&k, o, until, now) {
+		k.leave()
+		k.pool.leave(k.level)
+	}
+}
+
+// move makes a request one of another pool, where it runs: Envoy tried it again there,
+// or passed its own pool by. What it takes of its client's limit stays.
+func (k *claim) move(to *pool) {
+	k.client.mu.Lock()
+	k.client.account(k.pool, k.class).live--
+	a := k.client.account(to, k.class)
+	a.live++
+	a.stir()
+	if a.weight == 0 {
+		a.weight = classWeight(k.class)
+	}
+	k.client.mu.Unlock()
+	to.enterAgain(k.level)
+	k.pool.leave(k.level)
+}
+
+// account takes in what a request took.
+func (g *Gate) account(k *claim, o *fleet.Outcome) {
+	l, reserved := &k.pool.levels[k.level], k.output
+	if k.unread {
+		k.measure(o)
+	}
+	switch used := &o.Usage; {
+	case used.Known:
+		g.settle(k.ticket, k.charged(o))
+		l.tokens(plausible(used.Input, k.input), plausible(used.Output, max(k.output, k.level.UpperBudget())))
+		k.route.usage(k, reserved, o)
+	case failed(o):
+		g.settle(k.ticket, 0)
+	case k.unread:
+		g.settle(k.ticket, k.input+k.output)
+		l.tokens(k.input, k.output)
+	case o.Cause == fleet.CauseOK:
+		l.tokens(k.input, k.output) // the reservation stands
+	default:
+		g.settle(k.ticket, k.input+k.route.generated(o.ResponseBytes, k.output))
+	}
+}
+
+// plausible is a number of tokens that a server told, as far as it may move the
+// means that limits are learned from: eight times what was expected, and 4,096 at
+// least. A prompt that was expected to have four bytes a token has no more than four
+// times as many (a token a byte); one absurd number would else make a pool's limit 1
+// for hundreds of answers.
+func plausible(told, expected fleet.Tokens) fleet.Tokens {
+	return min(told, max(8*expected, 4096))
+}
+
+// bytesPerToken stands for the length of a token of a prompt: about four
+// characters of English text (OpenAI's tokenizer page).
+const bytesPerToken = 4
+
+// measure estimates by its length, now that it is known, what a request took
+// whose body nobody read: never less than was reserved for it, so that a body that
+// cannot be read is no way around a limit.
+func (k *claim) measure(o *fleet.Outcome) {
+	k.input = max(k.input, fleet.Tokens(o.RequestBytes/bytesPerToken))
+	if ratio := k.route.ratio(); ratio > 0 {
+		k.output = max(k.output, fleet.Tokens(float64(max(0, o.ResponseBytes))/ratio))
+	}
+}
+
+// charged is what a request is charged that told what it took. A stream that
+// broke off tells its output alone, one that ended in an error may have generated
+// more than it told, and one that tells no output at all told something there that
+// is no number: nobody is charged less than what is known otherwise.
+func (k *claim) charged(o *fleet.Outcome) fleet.Tokens {
+	input, output := o.Usage.Input, o.Usage.Output
+	if input == 0 { // no prompt has no tokens
+		input = k.input
+	}
+	if o.Usage.Error || output == 0 {
+		output = max(output, k.route.generated(o.ResponseBytes, k.output))
+	}
+	return input + output
+}
+
+// failed reports whether a request was answered with an error, which takes no
+// tokens, or not answered at all though its caller stayed.
+func failed(o *fleet.Outcome) bool {
+	return o.Code >= 400 || o.Code == 0 && o.Cause != fleet.CauseClientGone
+}
+
+// NodeGone says that the last log stream of an Envoy has ended. It may go on
+// serving unseen: its requests end after 12 s, and after the time that they usually
+// take, unless it shows them again.
+func (g *Gate) NodeGone(node string) {
+	at := g.since(time.Time{}) + nodeGrace
+	g.claims.shorten(node, func(c *claim) time.Duration { return max(at, c.blindUntil) })
+}
+
+// NodeDead says that an Envoy is gone altogether: its requests end after 0.5 s.
+func (g *Gate) NodeDead(node string) {
+	at := g.since(time.Time{}) + deadGrace
+	g.claims.shorten(node, func(*claim) time.Duration { return at })
+}
