@@ -345,16 +345,18 @@ func (c *client) arrive(b *bid) {
 	a.weight, a.came = b.weight, b.now
 	if u := c.own(b); u != nil {
 		b.mine = true
-		b.early, b.due, _ = u.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
+		b.early, b.due, _, _ = u.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
 		return
 	}
-	var used bool
-	b.early, b.due, used = a.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
+	var used, inLine bool
+	b.early, b.due, used, inLine = a.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
 	line := &b.pool.levels[b.ask.Level].line
 	switch {
 	case used:
-		line.returned.Add(1)
 		a.used()
+		if inLine {
+			line.returned.Add(1)
+		}
 	case b.ask.Retry > 0 && !b.early && !b.due:
 		line.others.Add(1)
 	}
@@ -404,9 +406,10 @@ func (c *client) served(b *bid) {
 	case b.early && b.mine:
 		c.use(b.limit.Name).slots.use()
 	case b.early:
-		a.slots.use()
 		a.used()
-		b.pool.levels[b.ask.Level].line.returned.Add(1)
+		if _, inLine := a.slots.use(); inLine {
+			b.pool.levels[b.ask.Level].line.returned.Add(1)
+		}
 	}
 }
 

@@ -300,3 +300,27 @@ func TestHoldsThatNeverEndAreForgotten(t *testing.T) {
 		t.Errorf("%d are held after its late end", w.pool().held.Load())
 	}
 }
+
+// TestWhoNeverReturnsDoesNotMakeTheLineDenser: a caller says of each of its requests
+// that it is a first one, whatever it was told.
+func TestWhoNeverReturnsDoesNotMakeTheLineDenser(t *testing.T) {
+	w := paced(50)
+	for range 50 {
+		a := w.counting("liar", 0)
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: a.At})
+	}
+	b := w.counting("other", 0)
+	w.Refuse(&b, ReasonBusy)
+	w.tick(0)
+	line := &w.pool().levels[3].line
+	before := line.returning
+	for range 600 {
+		w.tick(50 * time.Millisecond)
+		a := w.counting("liar", 0)
+		w.Refuse(&a, ReasonBusy)
+	}
+	if line.returning < before-0.1 {
+		t.Errorf("%.2f are taken to return, %.2f before", line.returning, before)
+	}
+}

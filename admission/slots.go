@@ -90,26 +90,28 @@ func (s *slots) first() time.Duration { return s.due[0].at }
 // say that they return look like it. Where others of the client do say so, it may
 // have been another request, and the one with the slot is still to come: it isn't
 // early, though the next slot is later.
-func (s *slots) arrive(now time.Duration, retry int, counts bool) (early, due, used bool) {
+//
+// inLine is true where the slot that was used was one of the line.
+func (s *slots) arrive(now time.Duration, retry int, counts bool) (early, due, used, inLine bool) {
 	switch {
 	case counts && retry == 0:
-		return false, false, false
+		return false, false, false, false
 	case s.n() > 0 && now >= s.first():
-		s.use()
+		_, inLine = s.use()
 		if retry == 0 {
 			s.lend(now)
 		}
-		return false, true, true
+		return false, true, true, inLine
 	case retry == 0:
-		return false, false, false // it may well be another request
+		return false, false, false, false // it may well be another request
 	case s.owed(now):
 		s.lent--
-		return false, true, false
+		return false, true, false, false
 	case s.n() == 0:
-		return false, false, false
+		return false, false, false, false
 	}
 	s.early, s.earlyAt = s.earliness(now)+1, now
-	return true, false, false
+	return true, false, false, false
 }
 
 // lend notes that a slot went to a request that may not be the one it was given to.
@@ -129,12 +131,14 @@ func (s *slots) premature(now time.Duration, retry int) bool {
 	return retry > 0 && s.n() > 0 && now < s.first() && !s.owed(now)
 }
 
-// use takes the earliest slot away.
-func (s *slots) use() {
-	if s.due[0].shared {
+// use takes the earliest slot away, and returns its level, and whether it was one of
+// the line.
+func (s *slots) use() (of fleet.BurstLevel, inLine bool) {
+	of, inLine = s.due[0].level, s.due[0].shared
+	if inLine {
 		s.shared--
 	}
-	s.of[s.due[0].level]--
+	s.of[of]--
 	s.due = slices.Delete(s.due, 0, 1)
 	switch {
 	case len(s.due) > 0:
@@ -143,6 +147,7 @@ func (s *slots) use() {
 	default:
 		s.last = 0 // nobody waits for it any more
 	}
+	return of, inLine
 }
 
 // recall makes slots of the number of later ones, as if they were evenly spread,
@@ -295,15 +300,13 @@ func (s *slots) keep(t *turn, at time.Duration, shared bool, spacing time.Durati
 	return at
 }
 
-// lapse forgets the first slot if its client did not come, and reports whether it
-// did, and the level.
-func (s *slots) lapse(now time.Duration) (of fleet.BurstLevel, lapsed bool) {
-	if s.n() == 0 || now <= s.first()+abandoned {
-		return 0, false
+// lapse forgets the slots whose clients did not come, and tells of those of the line.
+func (s *slots) lapse(now time.Duration, gone func(fleet.BurstLevel)) {
+	for s.n() > 0 && now > s.first()+abandoned {
+		if of, inLine := s.use(); inLine && gone != nil {
+			gone(of)
+		}
 	}
-	of = s.due[0].level
-	s.use()
-	return of, true
 }
 
 // coming is how many requests are expected at slots that are due until then, in

@@ -3,6 +3,8 @@ package admission
 import (
 	"slices"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
 // Step brings shares, budgets, the pace of retries and leases up to now, and
@@ -70,9 +72,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	for i := range c.accounts {
 		a := &c.accounts[i]
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
-		for of, lapsed := a.slots.lapse(now); lapsed; of, lapsed = a.slots.lapse(now) {
-			a.pool.levels[of].line.gone.Add(1)
-		}
+		a.slots.lapse(now, a.gone)
 		if a.slots.n() == 0 { // whoever is held for one has it still
 			clear(a.held[:])
 		}
@@ -83,9 +83,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return a.idle(now) })
 	}
 	for i := range c.uses {
-		for _, lapsed := c.uses[i].slots.lapse(now); lapsed; {
-			_, lapsed = c.uses[i].slots.lapse(now)
-		}
+		c.uses[i].slots.lapse(now, nil)
 		if c.uses[i].slots.n() == 0 {
 			c.uses[i].held = 0
 		}
@@ -96,6 +94,9 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		})
 	}
 }
+
+// gone counts a slot of a line whose client did not come.
+func (a *account) gone(of fleet.BurstLevel) { a.pool.levels[of].line.gone.Add(1) }
 
 // idle reports whether nothing is known of an account any more.
 func (a *account) idle(now time.Duration) bool {
