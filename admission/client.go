@@ -59,11 +59,17 @@ type clientShard struct {
 
 // client is what is known of one client. Its lock guards it.
 type client struct {
-	mu       *sync.Mutex
-	seen     time.Duration
-	live     int // requests in flight, of whatever limit and pool
-	uses     []use
-	accounts []account
+	mu   *sync.Mutex
+	seen time.Duration
+	live int // requests in flight, of whatever limit and pool
+	// returned is when a request came last that said that it was one tried before, if
+	// returns. lapsed is how many more slots lapsed than such requests used, of late,
+	// as of lapsedAt.
+	returned, lapsedAt time.Duration
+	returns            bool
+	lapsed             float64
+	uses               []use
+	accounts           []account
 }
 
 // use is what a client has of one limit.

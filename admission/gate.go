@@ -108,10 +108,10 @@ type bid struct {
 	now      time.Duration
 	cost     fleet.Tokens
 	reserved bool // rates count
+	counts   bool // what it says of its tries can be gone by
 	early    bool // it was told to come later
 	due      bool // it was told to come by now
 	mine     bool // … for a place of its limit, not of the pool
-	yields   bool // it leaves a place of its limit to another of its client
 }
 
 // Admit lets a request in, or says why not and when to come back. An admitted
@@ -119,13 +119,13 @@ type bid struct {
 // under one id takes the place of the first.
 func (g *Gate) Admit(a *Ask) Verdict {
 	b := g.bid(a)
-	c := g.clients.lock(a.Client, b.now)
+	c := g.meet(&b)
 	why, hint := c.enter(&b)
 	if why != ReasonAdmitted && a.Hold {
 		c.mu.Unlock()
 		return Verdict{Reason: why, Held: true}
 	}
-	c.arrive(&b)
+	c.arrive(&b, why != ReasonAdmitted)
 	if why != ReasonAdmitted {
 		v := Verdict{Reason: why, Standing: b.standing(Reservation{})}
 		v.Refusal = c.refuse(&b, why, v.Standing)
@@ -159,8 +159,8 @@ func (g *Gate) Admit(a *Ask) Verdict {
 // ReasonBusy or ReasonNoRoom. It is called instead of Admit.
 func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 	b := g.bid(a)
-	c := g.clients.lock(a.Client, b.now)
-	c.arrive(&b)
+	c := g.meet(&b)
+	c.arrive(&b, true)
 	r := c.refuse(&b, why, Standing{})
 	c.mu.Unlock()
 	g.count.refused(&b, why)
@@ -171,7 +171,7 @@ func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 // sent away. Nothing counts as refused by it.
 func (g *Gate) Advise(a *Ask) Refusal {
 	b := g.bid(a)
-	c := g.clients.lock(a.Client, b.now)
+	c := g.meet(&b)
 	defer c.mu.Unlock()
 	c.account(b.pool, b.class).weight = b.weight
 	return c.refuse(&b, ReasonBusy, Standing{})
@@ -340,16 +340,18 @@ func (k *claim) release() {
 
 // arrive notes that a request of the client came, and whether it was told to. The
 // client is locked.
-func (c *client) arrive(b *bid) {
+func (c *client) arrive(b *bid, refused bool) {
 	a := c.account(b.pool, b.class)
 	a.weight, a.came = b.weight, b.now
+	var used, inLine bool
 	if u := c.own(b); u != nil {
 		b.mine = true
-		b.early, b.due, _, _ = u.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
+		b.early, b.due, used, _ = u.slots.arrive(b.now, b.ask.Retry, b.counts)
+		c.came(used, b)
 		return
 	}
-	var used, inLine bool
-	b.early, b.due, used, inLine = a.slots.arrive(b.now, b.ask.Retry, b.ask.Counts)
+	b.early, b.due, used, inLine = a.slots.arrive(b.now, b.ask.Retry, b.counts)
+	c.came(used, b)
 	line := &b.pool.levels[b.ask.Level].line
 	switch {
 	case used:
@@ -357,8 +359,8 @@ func (c *client) arrive(b *bid) {
 		if inLine {
 			line.returned.Add(1)
 		}
-	case b.ask.Retry > 0 && !b.early && !b.due:
-		line.others.Add(1)
+	case b.ask.Retry > 0 && !b.early && !b.due && refused:
+		line.others.Add(1) // who finds room needs no slot
 	}
 }
 
@@ -372,8 +374,8 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 		if u = c.use(b.limit.Name); u.live >= b.cap {
 			return ReasonConcurrency, 0
 		}
-		if b.yields = u.yields(b); b.yields {
-			return ReasonTurn, 0
+		if u.yields(b) {
+			return ReasonConcurrency, 0
 		}
 	}
 	share := b.pool.shareOf(b.weight)

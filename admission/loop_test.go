@@ -24,7 +24,8 @@ type caller struct {
 	hammers  bool // retries at once, whatever it is told
 	blind    bool // sleeps 50 ms, whatever it is told, and tells of no retries
 	waits    bool // returns as told until it enters, and tells of no retries …
-	counts   bool // … or does tell
+	counts   bool // … or does tell …
+	zero     bool // … that each was tried once
 	tries    int  // of each request, of which it makes one per open; 0 is without end
 	sdk      bool // begins anew at once when it is told not to retry, or after two
 	gaveUp   int  // how often it did
@@ -220,7 +221,7 @@ func (l *loop) handle(e event) {
 			}
 		}
 		retry := 0
-		if c.counts {
+		if c.counts && !c.zero {
 			retry = e.retry + 1
 		}
 		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c, retry: retry})
@@ -784,6 +785,34 @@ func TestWhoWasToldToComeGoesBeforeNewcomers(t *testing.T) {
 		}
 		if float64(l.vain) > row.most*float64(l.returns) || mean < least {
 			t.Errorf("%+v: %d of %d returns in vain, want %.0f %% at most; busy %.2f, want %v", row, l.vain, l.returns, 100*row.most, mean, least)
+		}
+	}
+}
+
+// TestWorkersOfOneKeyAreServedInTurnInAllLevels: the queue of each level goes at the
+// pace of its part of the client's share.
+func TestWorkersOfOneKeyAreServedInTurnInAllLevels(t *testing.T) {
+	for _, row := range []struct{ places, keys, workers, levels int }{{64, 4, 96, 2}, {64, 4, 96, 4}, {16, 1, 48, 2}} {
+		l := newLoop(t, row.places)
+		l.blind, l.holds = true, true
+		for i := range l.lasts {
+			l.lasts[i] = 2 * time.Second
+		}
+		var callers []*caller
+		for k := range row.keys {
+			for level := range row.levels {
+				callers = append(callers, &caller{name: fmt.Sprint("key", k), open: row.workers / row.levels, level: fleet.BurstLevel(3 + level), think: time.Millisecond, sdk: true})
+			}
+		}
+		l.run(callers, 30*time.Second, 130*time.Second)
+		mean, _ := l.busy()
+		gaveUp, ended := 0, 0
+		for _, c := range callers {
+			gaveUp, ended = gaveUp+c.gaveUp, ended+c.ended
+		}
+		t.Logf("%+v: %d of %d gave up; busy %.2f", row, gaveUp, gaveUp+ended, mean)
+		if float64(gaveUp) > 0.15*float64(gaveUp+ended) || mean < 0.87 {
+			t.Errorf("%+v: %d of %d gave up, want 15 %% at most; busy %.2f", row, gaveUp, gaveUp+ended, mean)
 		}
 	}
 }

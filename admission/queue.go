@@ -47,11 +47,13 @@ func ahead(share, part float64) float64 { return min(keptMost, math.Sqrt(2*part*
 
 // queue gives a slot behind those of the client's other requests.
 func (s *slots) queue(t *turn) (time.Duration, bool) {
-	at := t.now + max(retryFloor, t.queued)
+	at := t.now + retryFloor + t.queued - spread(t.seed, min(t.each, t.queued))
 	if at > t.now+t.patience {
 		return at, false
 	}
-	return s.keep(t, at, false, t.each), true
+	s.last = max(s.last, at)
+	s.add(slot{at: at, level: t.level})
+	return at, true
 }
 
 // waiting is how many wait, by level. Who is long overdue waits no more.
@@ -64,9 +66,19 @@ func (s *slots) waiting(now time.Duration) [fleet.BurstLevels]int32 {
 }
 
 // queued is how long the queue of a level is for a share of which one ends in each:
-// the time until all that wait have had a place, and one more.
+// the time until all that wait have had a place, and one more. While levels have no
+// budgets of their own, those of the others are in one queue with them.
 func (a *account) queued(now time.Duration, of fleet.BurstLevel, each time.Duration) time.Duration {
-	return span(float64(a.slots.waiting(now)[of]+1) * float64(each) / queueShare)
+	waiting := a.slots.waiting(now)
+	sum := float64(waiting[of] + 1)
+	if l := &a.pool.levels[of]; l.budget.Load() == math.MaxInt64 {
+		for i, n := range waiting {
+			if n > 0 && i != int(of) {
+				sum += float64(n) * float64(a.pool.levels[i].expected.Load()) / float64(max(1, l.expected.Load()))
+			}
+		}
+	}
+	return span(sum * float64(each) / queueShare)
 }
 
 // queued is how long the queue behind a client's own requests is, of all levels.
@@ -165,7 +177,7 @@ func (s *slots) drop(level fleet.BurstLevel) {
 // time leave them to all that wait, and those that come back for the first time to
 // those that came as told before, and found none.
 func (s *slots) polite(b *bid) bool {
-	return b.ask.Counts && b.ask.Retry <= 1 && s.n() > 0 && s.earliness(b.now) < unreliable
+	return b.counts && b.ask.Retry <= 1 && s.n() > 0 && s.earliness(b.now) < unreliable
 }
 
 // yields reports whether a request leaves the pool's last places to others of its
@@ -194,11 +206,11 @@ func (a *account) yields(b *bid, share float64) bool {
 // place, an eighth of two.
 func (a *account) defers(b *bid) bool {
 	p := b.pool
-	if a.live > 0 || b.ask.Retry > 0 {
+	if a.live > 0 {
 		return false
 	}
-	if a.slots.n() > 0 && b.now >= a.slots.first() && !b.ask.Counts {
-		return false // it may be one of those
+	if a.slots.n() > 0 && b.now >= a.slots.first() && (b.ask.Retry > 0 || !b.counts) || b.ask.Retry > 0 && a.slots.owed(b.now) {
+		return false // it is one of those, or may be
 	}
 	first := p.held.Load()
 	if p.whole.Load() >= smallPool && time.Duration(p.lead.Load()) > leadMin {
@@ -225,7 +237,7 @@ func (u *use) each(b *bid) time.Duration {
 // own returns the client's part of a limit where the request comes for a slot that
 // it was given there, and nil where it comes for one of the pool, or for none.
 func (c *client) own(b *bid) *use {
-	if b.cap == 0 || !b.ask.Counts || b.ask.Retry == 0 {
+	if b.cap == 0 || b.ask.Retry == 0 {
 		return nil
 	}
 	u := c.use(b.limit.Name)
@@ -246,51 +258,103 @@ func (p *pool) each(of fleet.BurstLevel, share float64, alone bool) time.Duratio
 	if math.IsInf(share, 1) {
 		share = whole / float64(max(1, p.accounts.Load()))
 	}
-	share = min(share, whole, float64(l.budget.Load()))
+	share = min(share, whole)
+	if budget := l.budget.Load(); budget < math.MaxInt64 { // it has that part of the level
+		share *= min(1, float64(budget)/whole)
+	}
 	return time.Duration(min(float64(l.expected.Load())/max(share, 1e-3), float64(time.Hour)))
 }
 
+// meet locks the client of a request, and finds whether what the request says of its
+// tries can be gone by: an SDK that tries each request only once says of all that it is
+// the first, also where its program waits as told and asks again. So somebody of the
+// client must have returned within tellsFor, and not many slots have lapsed that none
+// of those used.
+func (g *Gate) meet(b *bid) *client {
+	c := g.clients.lock(b.ask.Client, b.now)
+	if b.ask.Retry > 0 {
+		c.returned, c.returns = b.now, true
+	}
+	b.counts = b.ask.Counts && c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed
+	return c
+}
+
+const (
+	tellsFor   = time.Minute
+	someLapsed = 3
+)
+
+// unused is how many more slots lapsed than returns used, of late.
+func (c *client) unused(now time.Duration) float64 {
+	if c.lapsed == 0 {
+		return 0
+	}
+	return c.lapsed * decay(now-c.lapsedAt, tellsFor)
+}
+
+// lapse counts a slot that lapsed.
+func (c *client) lapse(now time.Duration) { c.lapsed, c.lapsedAt = c.unused(now)+1, now }
+
+// came counts a return that used a slot.
+func (c *client) came(used bool, b *bid) {
+	if used && b.ask.Retry > 0 {
+		c.lapsed, c.lapsedAt = max(0, c.unused(b.now)-1), b.now
+	}
+}
+
+// hold is where a request that is held counts among those.
+type hold struct {
+	pool  *pool
+	class fleet.RequestClass
+	limit string // whose place it waits for; "" is one of the pool
+	// counts: among those that are held, ahead: also for clients with nothing in
+	// flight.
+	counts, ahead bool
+}
+
 // BeginHold says that a request that found no place is held, and will be asked for
-// again in a moment: others of its client that come for the first time leave it the
-// next place. It reports false, and counts nothing, where it was told to come later:
-// such a request is not to be held. Else EndHold follows, for the same Ask.
+// again in a moment: others that come for the first time leave it the next place. It
+// reports false, and counts nothing, where it was told to come later: such a request is
+// not to be held. Else EndHold follows, for the same Ask.
 func (g *Gate) BeginHold(a *Ask) bool {
 	b := g.bid(a)
-	c := g.clients.lock(a.Client, b.now)
+	c := g.meet(&b)
 	defer c.mu.Unlock()
 	acc := c.account(b.pool, b.class)
 	waits, held := &acc.slots, &acc.held[a.Level]
-	u := c.own(&b)
-	if a.own = u != nil; a.own {
-		waits, held = &u.slots, &u.held
+	a.hold = hold{pool: b.pool, class: b.class}
+	if u := c.own(&b); u != nil {
+		waits, held, a.hold.limit = &u.slots, &u.held, b.limit.Name
 	}
 	if waits.premature(b.now, a.Retry) {
 		return false
 	}
-	if a.held = a.Retry > 0 && waits.n() > 0; a.held {
+	a.hold.counts = a.Retry > 0 && int(*held) < waits.from(b.now+1)
+	if a.hold.counts {
 		*held++
-		if !a.own {
-			a.heldIn = b.pool
-			a.heldIn.held.Add(1)
-		}
+		// Who has its share may not take the places that newcomers would leave it.
+		a.hold.ahead = a.hold.limit == "" && (!b.fair || acc.room(b.pool.shareOf(b.weight)) > 0)
+	}
+	if a.hold.ahead {
+		b.pool.held.Add(1)
 	}
 	return true
 }
 
 // EndHold says that a request is held no more; it is asked for a last time after it.
 func (g *Gate) EndHold(a *Ask) {
-	if !a.held {
+	h := &a.hold
+	if h.ahead {
+		h.pool.held.Add(-1)
+	}
+	if !h.counts {
 		return
 	}
-	b := g.bid(a)
-	c := g.clients.lock(a.Client, b.now)
+	c := g.clients.lock(a.Client, g.since(a.At))
 	defer c.mu.Unlock()
-	held := &c.account(b.pool, b.class).held[a.Level]
-	if a.own && b.limit != nil {
-		held = &c.use(b.limit.Name).held
+	held := &c.account(h.pool, h.class).held[a.Level]
+	if h.limit != "" {
+		held = &c.use(h.limit).held
 	}
 	*held = max(0, *held-1) // it may have been forgotten meanwhile
-	if !a.own {
-		a.heldIn.held.Add(-1)
-	}
 }

@@ -43,10 +43,14 @@ func TestPromisedPlacesAreThoseOfWhoComesAboutNow(t *testing.T) {
 	}
 }
 
-// counting is a request of an SDK that tells how often it tried.
+// counting is a request of an SDK that tells how often it tried, and was seen to.
 func (w *world) counting(client string, retry int) Ask {
 	a := w.ask(client)
 	a.Counts, a.Retry = true, retry
+	now := w.since(a.At)
+	c := w.clients.lock(a.Client, now)
+	c.returned, c.returns = now, true
+	c.mu.Unlock()
 	return a
 }
 
@@ -81,8 +85,10 @@ func TestFirstTriesLeaveThePlaceToWhoWasToldToCome(t *testing.T) {
 				return v.Refusal
 			}
 			told := refuse(0).RetryAfter
-			if second := refuse(0).RetryAfter; second < told+80*time.Millisecond || second > told+130*time.Millisecond {
-				t.Errorf("told %v, and the next %v; one ends each tenth of a second", told, second)
+			const one = 106 * time.Millisecond // one ends each tenth of a second, of which 0.95 are given
+			second := refuse(0).RetryAfter
+			if told <= retryFloor || told > retryFloor+one || second <= told || second > retryFloor+2*one {
+				t.Errorf("told %v, and the next %v", told, second)
 			}
 			if hammers {
 				for range 3 {
@@ -96,7 +102,11 @@ func TestFirstTriesLeaveThePlaceToWhoWasToldToCome(t *testing.T) {
 			w.end(ids[0])
 			early := w.counting("a", 0)
 			v := w.Admit(&early)
-			if hammers != v.Admitted || !hammers && (v.Reason != ReasonTurn || !v.Refusal.ShouldRetry) {
+			why := ReasonTurn
+			if limited {
+				why = ReasonConcurrency
+			}
+			if hammers != v.Admitted || !hammers && (v.Reason != why || !v.Refusal.ShouldRetry) {
 				t.Errorf("limited %v, hammers %v: a first try that comes before: %+v", limited, hammers, v)
 			}
 			if hammers {
@@ -182,7 +192,7 @@ func TestHeldReturnsAreFirst(t *testing.T) {
 		w.end(ids[0])
 		other := w.counting("a", 0)
 		other.Hold = true
-		if v := w.Admit(&other); v.Admitted || v.Reason != ReasonTurn {
+		if v := w.Admit(&other); v.Admitted || limited != (v.Reason == ReasonConcurrency) || limited == (v.Reason == ReasonTurn) {
 			t.Errorf("limited %v: a first try beside a held return: %+v", limited, v)
 		}
 		if v := w.Admit(&back); !v.Admitted {
@@ -264,7 +274,7 @@ func TestClientsAtTheirShareQueueForThemselves(t *testing.T) {
 func TestHoldsThatNeverEndAreForgotten(t *testing.T) {
 	w := paced(10)
 	for range 10 {
-		a := w.counting("a", 0)
+		a := w.counting("hog", 0)
 		w.Admit(&a)
 		w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: a.At})
 	}
@@ -322,5 +332,241 @@ func TestWhoNeverReturnsDoesNotMakeTheLineDenser(t *testing.T) {
 	}
 	if line.returning < before-0.1 {
 		t.Errorf("%.2f are taken to return, %.2f before", line.returning, before)
+	}
+}
+
+// TestProgramsThatAskAgainThemselvesAreServed: their SDK tries each request once, and
+// says so of each; they wait as told. An SDK that tries again may stand beside them.
+func TestProgramsThatAskAgainThemselvesAreServed(t *testing.T) {
+	for _, row := range []struct{ places, workers, sdks, limit int }{{1, 1, 0, 0}, {1, 4, 0, 0}, {2, 6, 0, 0}, {8, 12, 0, 0}, {100, 1, 0, 1}, {100, 4, 0, 1}, {100, 8, 0, 4}, {8, 12, 1, 0}, {100, 8, 1, 4}} {
+		l := newLoop(t, row.places)
+		l.blind, l.holds = true, true
+		most := row.places
+		if row.limit > 0 {
+			most = row.limit
+			l.world = newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: row.limit}), float64(row.places), nil)
+		}
+		own := &caller{name: "key", open: row.workers, level: 3, waits: true, counts: true, zero: true, think: time.Millisecond}
+		sdk := &caller{name: "key", open: row.sdks, level: 3, sdk: true, think: time.Millisecond}
+		l.run([]*caller{own, sdk}, 20*time.Second, 80*time.Second)
+		mean, _ := l.busy()
+		mean *= float64(row.places) / float64(most)
+		t.Logf("%+v: %d and %d served; busy %.2f", row, own.ended, sdk.ended, mean)
+		if mean < 0.8 || own.ended < sdk.ended {
+			t.Errorf("%+v: %d and %d served; busy %.2f", row, own.ended, sdk.ended, mean)
+		}
+	}
+}
+
+// TestHeldRequestsOfWhoHasItsShareKeepNobodyOut: newcomers find the places that they
+// may not have.
+func TestHeldRequestsOfWhoHasItsShareKeepNobodyOut(t *testing.T) {
+	for _, below := range []bool{false, true} {
+		w := paced(100)
+		hog := 92
+		if below {
+			hog = 0
+		}
+		for i := range 92 {
+			a := w.counting("hog", 0)
+			if i >= hog {
+				a = w.counting(fmt.Sprint("other", i), 0)
+			}
+			w.Admit(&a)
+			w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: a.At})
+		}
+		for i := range 20 {
+			b := w.counting(fmt.Sprint("newcomer", i), 0)
+			w.Refuse(&b, ReasonBusy)
+		}
+		w.tick(0)
+		a := w.counting("hog", 0)
+		w.clock.advance(w.Refuse(&a, ReasonBusy).RetryAfter)
+		for i := range 3 { // one slot, and three that say they have it
+			back := w.counting("hog", 1)
+			if !w.BeginHold(&back) && i == 0 {
+				t.Fatal("it came in its time")
+			}
+		}
+		want := int64(0)
+		if below {
+			want = 1
+		}
+		if n := w.pool().held.Load(); n != want {
+			t.Errorf("below its share %v: %d count among those that are held; want %d", below, n, want)
+		}
+		entered := 0
+		for i := range 8 {
+			a := w.counting(fmt.Sprint("another", i), 0)
+			if w.Admit(&a).Admitted {
+				entered++
+			}
+		}
+		if entered != 8-int(want) {
+			t.Errorf("below its share %v: %d of 8 entered", below, entered)
+		}
+	}
+}
+
+// TestWhoSaysThatItReturnsMustHaveBeenTold, or it is a newcomer like others.
+func TestWhoSaysThatItReturnsMustHaveBeenTold(t *testing.T) {
+	w := paced(8)
+	for i := range 7 {
+		a := w.counting(fmt.Sprint("other", i), 0)
+		w.Admit(&a)
+	}
+	a := w.counting("a", 0)
+	w.clock.advance(w.Refuse(&a, ReasonBusy).RetryAfter)
+	back := w.counting("a", 1)
+	w.BeginHold(&back)
+	for retry := range 2 {
+		b := w.counting("b", retry)
+		b.Hold = true
+		if v := w.Admit(&b); v.Admitted {
+			t.Errorf("a newcomer that says it tried %d times: %+v", retry, v)
+		}
+	}
+	if v := w.Admit(&back); !v.Admitted {
+		t.Errorf("who was told: %+v", v)
+	}
+}
+
+// TestHoldsEndWhereTheyBegan, though the route's class or limit is another by then.
+func TestHoldsEndWhereTheyBegan(t *testing.T) {
+	limited := config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1})
+	w := newWorld(limited, 100, nil)
+	first := w.counting("a", 0)
+	w.Admit(&first)
+	a := w.counting("a", 0)
+	w.clock.advance(w.Admit(&a).Refusal.RetryAfter)
+	back := w.counting("a", 1)
+	if !w.BeginHold(&back) {
+		t.Fatal("it came in its time")
+	}
+	held := func() (uses, accounts int32) {
+		c := w.clients.lock(named("a"), 0)
+		defer c.mu.Unlock()
+		for i := range c.uses {
+			uses += c.uses[i].held
+		}
+		for i := range c.accounts {
+			accounts += c.accounts[i].held[3]
+		}
+		return uses, accounts
+	}
+	if uses, accounts := held(); uses != 1 || accounts != 0 {
+		t.Fatalf("%d are held for the limit, %d for the pool", uses, accounts)
+	}
+	other := config()
+	other.Routes[0].Class = fleet.ClassBatch
+	w.Reconfigure(other)
+	w.EndHold(&back)
+	if uses, accounts := held(); uses != 0 || accounts != 0 {
+		t.Errorf("%d are held for the limit, %d for the pool", uses, accounts)
+	}
+}
+
+// TestFirstTriesUseSlotsUntilTheirClientIsSeenToReturn: it may ask again itself.
+func TestFirstTriesUseSlotsUntilTheirClientIsSeenToReturn(t *testing.T) {
+	for _, limited := range []bool{false, true} {
+		w := newWorld(config(), 1, nil)
+		if limited {
+			w = newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1}), 100, nil)
+		}
+		first := w.ask("a")
+		first.Counts = true
+		w.Admit(&first)
+		again := w.ask("a")
+		again.Counts = true
+		var told time.Duration
+		if limited {
+			told = w.Admit(&again).Refusal.RetryAfter
+		} else {
+			told = w.Refuse(&again, ReasonBusy).RetryAfter
+		}
+		w.end(first.ID)
+		w.tick(told)
+		again.At = w.clock.now()
+		if v := w.Admit(&again); !v.Admitted {
+			t.Errorf("limited %v: %+v", limited, v)
+		}
+		if _, waits := w.waiting("a"); waits != 0 {
+			t.Errorf("limited %v: %d slots after it came", limited, waits)
+		}
+	}
+}
+
+// waiting counts a client's slots of its limit, and of the pool.
+func (w *world) waiting(client string) (limit, pool int) {
+	c := w.clients.lock(named(client), w.since(w.clock.now()))
+	defer c.mu.Unlock()
+	for i := range c.uses {
+		limit += c.uses[i].slots.n()
+	}
+	for i := range c.accounts {
+		pool += c.accounts[i].slots.n()
+	}
+	return limit, pool
+}
+
+// TestWhoFindsRoomSaysNothingOfTheLine: a caller that says it returns, and does not,
+// would stretch all slots.
+func TestWhoFindsRoomSaysNothingOfTheLine(t *testing.T) {
+	w := paced(10)
+	for range 5 {
+		a := w.counting("a", 5)
+		w.Admit(&a)
+	}
+	line := &w.pool().levels[3].line
+	if n := line.others.Load(); n != 0 {
+		t.Errorf("%d that were let in count as returns to the line", n)
+	}
+	a := w.counting("b", 5)
+	w.Refuse(&a, ReasonBusy)
+	if n := line.others.Load(); n != 1 {
+		t.Errorf("%d returns from elsewhere were refused; want 1", n)
+	}
+}
+
+// TestWhoComesEarlyIsKeptNoPlace, however often it was tried.
+func TestWhoComesEarlyIsKeptNoPlace(t *testing.T) {
+	w := paced(10)
+	for retry := range 4 {
+		a := w.counting("a", retry)
+		w.Refuse(&a, ReasonBusy)
+		w.tick(time.Millisecond)
+	}
+	c := w.clients.lock(named("a"), 0)
+	defer c.mu.Unlock()
+	for _, o := range c.accounts[0].slots.due {
+		if o.firm {
+			t.Errorf("%+v is firm", o)
+		}
+	}
+}
+
+// TestSlotsOfALimitOutlastItsRequests, and are told from the pool's.
+func TestSlotsOfALimitOutlastItsRequests(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1}), 100, nil)
+	first := w.counting("a", 0)
+	w.Admit(&first)
+	a := w.counting("a", 0)
+	w.Admit(&a)
+	w.end(first.ID)
+	w.tick(time.Millisecond)
+	if limit, _ := w.waiting("a"); limit != 1 {
+		t.Fatalf("%d slots of the limit", limit)
+	}
+	b := w.counting("a", 0) // refused by the pool, with an earlier slot
+	b.Timeout = time.Minute
+	told := w.Refuse(&b, ReasonBusy).RetryAfter
+	c := w.clients.lock(named("a"), 0)
+	c.uses[0].slots.due[0].at = w.since(w.clock.now()) + 10*told
+	c.mu.Unlock()
+	w.tick(told)
+	back := w.counting("a", 1)
+	w.Refuse(&back, ReasonBusy)
+	if limit, pool := w.waiting("a"); limit != 1 || pool != 1 {
+		t.Errorf("%d slots of the limit and %d of the pool after a return in the time of the pool's", limit, pool)
 	}
 }

@@ -17,9 +17,6 @@ func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 		c.lineUp(&r, a, b, why)
 		return r
 	}
-	if why == ReasonTurn && b.yields {
-		why = ReasonConcurrency
-	}
 	switch why {
 	case ReasonConcurrency:
 		u := c.use(b.limit.Name)
@@ -64,7 +61,7 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
 		quota: quota, crowding: b.pool.others.Load(), early: b.early && !b.mine, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
-		due: b.due, counts: b.ask.Counts, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
+		due: b.due, counts: b.counts, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 		share: min(share, float64(b.pool.whole.Load())),
@@ -116,7 +113,7 @@ func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
 	level := &b.pool.levels[b.ask.Level]
 	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
 	from, patience := b.span()
-	if b.ask.Counts {
+	if b.counts {
 		u.lineUp(r, b, from, patience)
 		return
 	}

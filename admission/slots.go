@@ -244,7 +244,7 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 		if s.shared < s.free(earliness, t.most) {
 			longest = t.patience
 		}
-		if longest == t.patience || int64(s.shared) < t.quota {
+		if longest == t.patience || !queues && int64(s.shared) < t.quota {
 			at, ok := t.line.next(t.now, longest, spacing)
 			if ok {
 				return s.keep(t, at, true, spacing), true
@@ -300,12 +300,11 @@ func (s *slots) keep(t *turn, at time.Duration, shared bool, spacing time.Durati
 	return at
 }
 
-// lapse forgets the slots whose clients did not come, and tells of those of the line.
-func (s *slots) lapse(now time.Duration, gone func(fleet.BurstLevel)) {
+// lapse forgets the slots whose clients did not come, and tells of each the level, and
+// whether it was one of the line.
+func (s *slots) lapse(now time.Duration, gone func(of fleet.BurstLevel, inLine bool)) {
 	for s.n() > 0 && now > s.first()+abandoned {
-		if of, inLine := s.use(); inLine && gone != nil {
-			gone(of)
-		}
+		gone(s.use())
 	}
 }
 

@@ -28,8 +28,10 @@ func busiest(returns []time.Duration, span time.Duration) int {
 // paced is a world whose pool ends a number of requests per second.
 func paced(perSecond float64) *world {
 	w := newWorld(config(), perSecond, nil)
-	l := &w.settings.Load().pools["p"].levels[3]
-	l.events, l.exposure = 1e6, 1e6 // a second each
+	for i := range w.pool().levels {
+		l := &w.pool().levels[i]
+		l.events, l.exposure = 1e6, 1e6 // a second each
+	}
 	w.tick(0)
 	return w
 }
@@ -46,12 +48,18 @@ func TestRefusedClientsReturnAtThePlannedRate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := paced(rapid.Float64Range(70, 3000).Draw(t, "ends per second"))
 		clients := rapid.SampledFrom([]int{1, 2, 30, 1000}).Draw(t, "clients")
-		counts := rapid.Bool().Draw(t, "counts")
+		counts, levels := rapid.Bool().Draw(t, "counts"), 1
+		if counts && clients < 1000 { // of each level such clients have a queue of their own
+			levels = rapid.IntRange(1, 4).Draw(t, "levels")
+		}
 		seed := rapid.Uint64().Draw(t, "seed")
 		var returns []time.Duration
 		for _, n := range rand.New(rand.NewPCG(seed, 0)).Perm(1000) {
 			a := w.ask(fmt.Sprint("client", n%clients))
-			a.Seed, a.Counts = seed+uint64(n), counts
+			if counts {
+				a = w.counting(fmt.Sprint("client", n%clients), 0)
+			}
+			a.Seed, a.Level = seed+uint64(n), fleet.BurstLevel(3+n%levels)
 			r := w.Refuse(&a, ReasonBusy)
 			if r.RetryAfter < time.Millisecond || r.RetryAfter > retryMax || r.RetryAfter%time.Millisecond != 0 {
 				t.Fatalf("told to wait %v; want whole milliseconds, 1 ms … 60 s", r.RetryAfter)
@@ -73,6 +81,18 @@ func TestRefusedClientsReturnAtThePlannedRate(t *testing.T) {
 			// Clients' own slots know nothing of each other, so that their number in a
 			// window varies as Poisson's does.
 			most = max(most, 1.25*plan+3*math.Sqrt(plan)+2)
+		}
+		if counts && clients < 1000 {
+			most = 1.25*plan + 5*math.Sqrt(plan) + 2 // of some hundred windows
+			first := 0
+			for _, at := range returns {
+				if at <= time.Second {
+					first++
+				}
+			}
+			if second := 5 * plan; float64(first) > 1.1*second+4*math.Sqrt(second) {
+				t.Fatalf("%d return within a second, in which %.0f are planned to", first, second)
+			}
 		}
 		if got := busiest(returns, window); float64(got) > most {
 			t.Fatalf("%d of %d return in one %v; planned are %.1f", got, len(returns), window, plan)
@@ -280,7 +300,11 @@ func TestSlotsKeepTheirNumberBeyondWhatIsKeptExactly(t *testing.T) {
 		}
 		if len(all) > 0 {
 			inLine := s.shared
-			s.lapse(s.last+abandoned+1, func(of fleet.BurstLevel) { p.levels[of].line.gone.Add(1) })
+			s.lapse(s.last+abandoned+1, func(of fleet.BurstLevel, line bool) {
+				if line {
+					p.levels[of].line.gone.Add(1)
+				}
+			})
 			gone := int64(0)
 			for i := range p.levels {
 				gone += p.levels[i].line.gone.Load()

@@ -72,7 +72,12 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	for i := range c.accounts {
 		a := &c.accounts[i]
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
-		a.slots.lapse(now, a.gone)
+		a.slots.lapse(now, func(of fleet.BurstLevel, inLine bool) {
+			c.lapse(now)
+			if inLine {
+				a.pool.levels[of].line.gone.Add(1)
+			}
+		})
 		if a.slots.n() == 0 { // whoever is held for one has it still
 			clear(a.held[:])
 		}
@@ -83,7 +88,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return a.idle(now) })
 	}
 	for i := range c.uses {
-		c.uses[i].slots.lapse(now, nil)
+		c.uses[i].slots.lapse(now, func(fleet.BurstLevel, bool) { c.lapse(now) })
 		if c.uses[i].slots.n() == 0 {
 			c.uses[i].held = 0
 		}
@@ -94,9 +99,6 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		})
 	}
 }
-
-// gone counts a slot of a line whose client did not come.
-func (a *account) gone(of fleet.BurstLevel) { a.pool.levels[of].line.gone.Add(1) }
 
 // idle reports whether nothing is known of an account any more.
 func (a *account) idle(now time.Duration) bool {

@@ -80,7 +80,8 @@ type Ask struct {
 	Timeout time.Duration
 	// Retry counts the attempts that the caller's SDK says it made before this.
 	Retry int
-	// Counts: the SDK says so also of a first try, which is known for one by it.
+	// Counts: the SDK says so also of a first try, which is known for one by it if
+	// others of the client were seen to return; see Gate.meet.
 	Counts bool
 	At     time.Time
 	// Hold: if it is refused because others are in flight, it will be asked for
@@ -89,10 +90,7 @@ type Ask struct {
 	// Seed draws the jitter of a slot.
 	Seed uint64
 
-	// held: it counts among those that are held, in the pool, or, own, for a place of
-	// its client's limit; see BeginHold.
-	held, own bool
-	heldIn    *pool
+	hold hold // see BeginHold
 }
 
 // Reason says why a request entered or did not; one enum for logs, metric

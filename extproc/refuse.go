@@ -171,6 +171,11 @@ func (r *refusal) appendMessage(b []byte) []byte {
 	case admission.ReasonNoRoom:
 		return r.appendNoRoom(b)
 	case admission.ReasonConcurrency:
+		if f := &v.admit.Refusal; f.InFlight < f.Concurrency {
+			b = appendInt(append(b, "Of the "...), int64(f.Concurrency))
+			b = append(b, " requests that you may have in flight the last are for those of yours that have waited."...)
+			break
+		}
 		b = r.appendInFlight(append(b, "You have "...), " and may have ", ", as many as you may")
 	case admission.ReasonShare:
 		b = append(b, "The model servers are full."...)
@@ -178,7 +183,7 @@ func (r *refusal) appendMessage(b []byte) []byte {
 			b = r.appendInFlight(append(b, " You have "...), " and your share is ", ", which is your share")
 		}
 	case admission.ReasonTurn:
-		b = append(b, "The model servers are full, and requests of yours that have waited come first."...)
+		b = append(b, "The last places at the model servers are for requests of yours that have waited."...)
 	case admission.ReasonLevel:
 		b = append(b, "The model servers are full, and requests with an output budget like this one's have their part of them."...)
 	case admission.ReasonRequests:

@@ -14,6 +14,8 @@ const (
 	// longestClosed bounds what an endpoint is believed; then one request asks
 	// again.
 	longestClosed = time.Minute
+	// shortestClosed is how long it counts as full at least: a tick.
+	shortestClosed = 50 * time.Millisecond
 )
 
 // closedFor is how long, from the arrival of the log entry on, an endpoint that
@@ -29,10 +31,18 @@ func closedFor(o *fleet.Outcome) time.Duration {
 			wait = plainThrottle
 		}
 	case http.StatusServiceUnavailable:
+		if wait == 0 {
+			return 0
+		}
 	default:
 		return 0
 	}
-	return max(0, min(wait, longestClosed)-reopenEarly)
+	return max(shortestClosed, min(wait, longestClosed)-reopenEarly)
+}
+
+// refuses reports whether a status says that the endpoint took no request.
+func refuses(code int) bool {
+	return code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable || code == statusOverloaded
 }
 
 // reopenEarly is the most that a log's batch (25 ms), the plan's tick (50 ms) and
@@ -50,9 +60,10 @@ type gate struct {
 	until time.Time // zero if it never told
 	// guessed: it did not say for how long. Then a request has to show that it is open.
 	guessed bool
-	// asked is when a request reached it after until, answered when one was shown to be
-	// taken; zero before.
+	// asked is when a request first reached it after until, asker which, and answered when
+	// that one ended as one that was taken; zero before.
 	asked, answered time.Time
+	asker           string
 	// ran is what was in flight when it began to open, as of the tick that noted it.
 	ran   int32
 	noted bool
@@ -80,8 +91,12 @@ func (g *gate) outcome(o *fleet.Outcome) {
 	case g.until.IsZero() || o.At.Before(g.until):
 		// It may have begun before the endpoint closed.
 	case o.Kind == fleet.AttemptStarted && g.asked.IsZero():
-		g.asked = o.At
-	case o.Kind == fleet.AttemptEnded && o.Code > 0 && !g.asked.IsZero() && g.answered.IsZero():
+		g.asked, g.asker = o.At, o.ID
+	case o.Kind == fleet.AttemptEnded && o.Code > 0 && o.ID == g.asker && !g.asked.IsZero() && g.answered.IsZero():
+		if refuses(o.Code) { // for itself alone, as it seems: another may ask
+			g.asked, g.asker = time.Time{}, ""
+			return
+		}
 		g.answered = o.At
 	}
 }

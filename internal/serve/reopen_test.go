@@ -16,34 +16,39 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		kind fleet.OutcomeKind
 		code int
 		wait time.Duration
+		id   string
 	}
 	const ms = time.Millisecond
 	const started, ended = fleet.AttemptStarted, fleet.AttemptEnded
-	no := event{0, ended, http.StatusTooManyRequests, 0}
-	told := event{0, ended, http.StatusServiceUnavailable, 2 * time.Second}
+	no := event{0, ended, http.StatusTooManyRequests, 0, "before"}
+	told := event{0, ended, http.StatusServiceUnavailable, 2 * time.Second, "before"}
 	for name, row := range map[string]struct {
 		limit  int32
 		events []event
 		want   map[time.Duration]int32
 	}{
 		"it never said no":                      {64, nil, map[time.Duration]int32{0: 64}},
-		"an answer that is no no":               {64, []event{{0, ended, 503, 0}, {0, started, 0, 0}}, map[time.Duration]int32{0: 64}},
+		"an answer that is no no":               {64, []event{{0, ended, 503, 0, "x"}, {0, started, 0, 0, "x"}}, map[time.Duration]int32{0: 64}},
 		"it said for how long":                  {64, []event{told}, map[time.Duration]int32{1849 * ms: -1, 1850 * ms: 1, 1999 * ms: 1, 2000 * ms: 16, 2100 * ms: 32, 2200 * ms: 64, time.Hour: 64}},
 		"nobody asks":                           {64, []event{no}, map[time.Duration]int32{849 * ms: -1, 850 * ms: 1, 3849 * ms: 1, 3850 * ms: 16, 4050 * ms: 64}},
-		"one asks, and nothing is heard of it":  {64, []event{no, {1000 * ms, started, 0, 0}, {1100 * ms, started, 0, 0}}, map[time.Duration]int32{1149 * ms: 1, 1150 * ms: 16, 1250 * ms: 32, 1350 * ms: 64}},
-		"one asks and is answered":              {64, []event{no, {900 * ms, started, 0, 0}, {950 * ms, ended, 200, 0}, {960 * ms, ended, 200, 0}}, map[time.Duration]int32{949 * ms: 1, 950 * ms: 16, 1050 * ms: 32, 1150 * ms: 64}},
-		"one asks and is told no":               {64, []event{no, {900 * ms, started, 0, 0}, {950 * ms, ended, 429, 0}}, map[time.Duration]int32{1799 * ms: -1, 1800 * ms: 1, 4799 * ms: 1, 4800 * ms: 16}},
-		"one that began before shows nothing":   {64, []event{no, {100 * ms, started, 0, 0}, {500 * ms, ended, 200, 0}}, map[time.Duration]int32{850 * ms: 1, 3849 * ms: 1}},
-		"a connection that failed is no answer": {64, []event{no, {900 * ms, started, 0, 0}, {910 * ms, ended, 0, 0}}, map[time.Duration]int32{1049 * ms: 1, 1050 * ms: 16}},
-		"an answer to one that began before":    {64, []event{no, {900 * ms, ended, 200, 0}}, map[time.Duration]int32{3849 * ms: 1}},
-		"a shorter wait later opens nothing":    {64, []event{told, {50 * ms, ended, 429, 200 * ms}}, map[time.Duration]int32{1849 * ms: -1, 2000 * ms: 16}},
+		"one asks, and nothing is heard of it":  {64, []event{no, {1000 * ms, started, 0, 0, "x"}, {1100 * ms, started, 0, 0, "x"}}, map[time.Duration]int32{1149 * ms: 1, 1150 * ms: 16, 1250 * ms: 32, 1350 * ms: 64}},
+		"one asks and is answered":              {64, []event{no, {900 * ms, started, 0, 0, "x"}, {950 * ms, ended, 200, 0, "x"}, {960 * ms, ended, 200, 0, "x"}}, map[time.Duration]int32{949 * ms: 1, 950 * ms: 16, 1050 * ms: 32, 1150 * ms: 64}},
+		"one asks and is told no":               {64, []event{no, {900 * ms, started, 0, 0, "x"}, {950 * ms, ended, 429, 0, "x"}}, map[time.Duration]int32{1799 * ms: -1, 1800 * ms: 1, 4799 * ms: 1, 4800 * ms: 16}},
+		"one that began before shows nothing":   {64, []event{no, {100 * ms, started, 0, 0, "x"}, {500 * ms, ended, 200, 0, "x"}}, map[time.Duration]int32{850 * ms: 1, 3849 * ms: 1}},
+		"a connection that failed is no answer": {64, []event{no, {900 * ms, started, 0, 0, "x"}, {910 * ms, ended, 0, 0, "x"}}, map[time.Duration]int32{1049 * ms: 1, 1050 * ms: 16}},
+		"an end of another one shows nothing":   {64, []event{no, {900 * ms, started, 0, 0, "x"}, {910 * ms, ended, 200, 0, "y"}}, map[time.Duration]int32{1049 * ms: 1, 1050 * ms: 16}},
+		"one asks and is told no, alone":        {64, []event{no, {900 * ms, started, 0, 0, "x"}, {950 * ms, ended, 503, 0, "x"}}, map[time.Duration]int32{1049 * ms: 1, 3849 * ms: 1, 3850 * ms: 16}},
+		"another asks after it":                 {64, []event{no, {900 * ms, started, 0, 0, "x"}, {950 * ms, ended, 503, 0, "x"}, {1000 * ms, started, 0, 0, "y"}}, map[time.Duration]int32{1149 * ms: 1, 1150 * ms: 16}},
+		"one asks and is told no, for a moment": {64, []event{no, {900 * ms, started, 0, 0, "x"}, {950 * ms, ended, 429, 100 * ms, "x"}}, map[time.Duration]int32{999 * ms: -1, 1000 * ms: 1, 1150 * ms: 16}},
+		"an answer to one that began before":    {64, []event{no, {900 * ms, ended, 200, 0, "x"}}, map[time.Duration]int32{3849 * ms: 1}},
+		"a shorter wait later opens nothing":    {64, []event{told, {50 * ms, ended, 429, 200 * ms, "x"}}, map[time.Duration]int32{1849 * ms: -1, 2000 * ms: 16}},
 		"a small limit":                         {3, []event{told}, map[time.Duration]int32{1850 * ms: 1, 2000 * ms: 1, 2100 * ms: 2, 2200 * ms: 3}},
 		"no limit":                              {0, []event{told}, map[time.Duration]int32{1850 * ms: 0}},
 	} {
 		var g gate
 		begin := time.Now()
 		for _, e := range row.events {
-			g.outcome(&fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, At: begin.Add(e.at)})
+			g.outcome(&fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)})
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)

@@ -359,7 +359,8 @@ func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
 		{429, 5 * time.Second, 4900 * time.Millisecond, false}, // callers told five seconds are back then
 		{429, 0, 800 * time.Millisecond, true},
 		{429, 0, 900 * time.Millisecond, false},
-		{429, 100 * time.Millisecond, 0, false},
+		{429, 100 * time.Millisecond, 49 * time.Millisecond, true}, // for a tick at least
+		{429, 100 * time.Millisecond, 50 * time.Millisecond, false},
 		{529, 0, 800 * time.Millisecond, true},
 		{503, 0, 0, false},
 		{503, 3 * time.Second, 2 * time.Second, true},
