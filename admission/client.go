@@ -63,8 +63,8 @@ type client struct {
 	seen time.Duration
 	live int // requests in flight, of whatever limit and pool
 	// returned is when a request came last that said that it was one tried before, if
-	// returns. lapsed is how many more slots lapsed than such requests used, of late,
-	// as of lapsedAt.
+	// returns. lapsed is how many more slots lapsed than such requests came, of late, as
+	// of lapsedAt.
 	returned, lapsedAt time.Duration
 	returns            bool
 	lapsed             float64
@@ -76,16 +76,10 @@ type client struct {
 type use struct {
 	limit string
 	live  int
-	// tail is the last slot that was given for the limit's concurrency to clients that
-	// don't say how often they tried, laid the
-	// spacing of those that are outstanding and of the level of; mixed is true when
-	// they are of several. next is the last for its rates.
-	tail, laid, next time.Duration
-	of               *level
-	mixed            bool
-	// slots are of those clients that say how often they tried, and held is how many
-	// of their requests came back and are held.
+	// slots are for its concurrency, and held is how many of those requests came back
+	// and are held. next is the last slot for its rates.
 	slots slots
+	next  time.Duration
 	held  int32
 }
 

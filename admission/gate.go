@@ -343,15 +343,16 @@ func (k *claim) release() {
 func (c *client) arrive(b *bid, refused bool) {
 	a := c.account(b.pool, b.class)
 	a.weight, a.came = b.weight, b.now
+	if b.ask.Retry > 0 {
+		c.came(b.now)
+	}
 	var used, inLine bool
 	if u := c.own(b); u != nil {
 		b.mine = true
-		b.early, b.due, used, _ = u.slots.arrive(b.now, b.ask.Retry, b.counts)
-		c.came(used, b)
+		b.early, b.due, _, _ = u.slots.arrive(b.now, b.ask.Retry, b.counts)
 		return
 	}
 	b.early, b.due, used, inLine = a.slots.arrive(b.now, b.ask.Retry, b.counts)
-	c.came(used, b)
 	line := &b.pool.levels[b.ask.Level].line
 	switch {
 	case used:

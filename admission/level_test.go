@@ -29,7 +29,7 @@ func TestLongAnswersAreLongAfterAQuietTime(t *testing.T) {
 		}
 		ask()
 		w.tick(0)
-		if v := ask(); v.Reason != ReasonConcurrency || !near(v.Refusal.RetryAfter, row.want*9/8) {
+		if v := ask(); v.Reason != ReasonConcurrency || v.Refusal.RetryAfter < row.want || v.Refusal.RetryAfter > row.want*4/3 {
 			t.Errorf("%s: %+v; want a slot after %v and its jitter", row.name, v, row.want)
 		}
 	}

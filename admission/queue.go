@@ -45,15 +45,23 @@ const (
 // may cost a part of its throughput.
 func ahead(share, part float64) float64 { return min(keptMost, math.Sqrt(2*part*share)) }
 
-// queue gives a slot behind those of the client's other requests.
+// queue gives a slot behind those of the client's other requests. Beside other clients
+// its moment is drawn within the time of one end: those that were refused together
+// would else return together, each in its own queue.
 func (s *slots) queue(t *turn) (time.Duration, bool) {
-	at := t.now + retryFloor + t.queued - spread(t.seed, min(t.each, t.queued))
+	at := t.now + retryFloor + t.queued
+	if t.drawn {
+		at -= spread(t.seed, min(t.each, t.queued))
+	}
 	if at > t.now+t.patience {
 		return at, false
 	}
-	s.last = max(s.last, at)
-	s.add(slot{at: at, level: t.level})
-	return at, true
+	if t.drawn {
+		s.last = max(s.last, at)
+		s.add(slot{at: at, level: t.level})
+		return at, true
+	}
+	return s.keep(t, at, false, t.each), true
 }
 
 // waiting is how many wait, by level. Who is long overdue waits no more.
@@ -235,13 +243,14 @@ func (u *use) each(b *bid) time.Duration {
 }
 
 // own returns the client's part of a limit where the request comes for a slot that
-// it was given there, and nil where it comes for one of the pool, or for none.
+// it was given there, and nil where it comes for one of the pool, or for none. One that
+// may be a first try comes for a slot that is due.
 func (c *client) own(b *bid) *use {
-	if b.cap == 0 || b.ask.Retry == 0 {
+	if b.cap == 0 || b.counts && b.ask.Retry == 0 {
 		return nil
 	}
 	u := c.use(b.limit.Name)
-	if u.slots.n() == 0 || b.now < u.slots.first() && c.account(b.pool, b.class).slots.n() > 0 {
+	if u.slots.n() == 0 || b.now < u.slots.first() && (b.ask.Retry == 0 || c.account(b.pool, b.class).slots.n() > 0) {
 		return nil
 	}
 	return u
@@ -268,14 +277,11 @@ func (p *pool) each(of fleet.BurstLevel, share float64, alone bool) time.Duratio
 // meet locks the client of a request, and finds whether what the request says of its
 // tries can be gone by: an SDK that tries each request only once says of all that it is
 // the first, also where its program waits as told and asks again. So somebody of the
-// client must have returned within tellsFor, and not many slots have lapsed that none
-// of those used.
+// client must have returned within tellsFor, and not many more slots have lapsed than
+// requests returned.
 func (g *Gate) meet(b *bid) *client {
 	c := g.clients.lock(b.ask.Client, b.now)
-	if b.ask.Retry > 0 {
-		c.returned, c.returns = b.now, true
-	}
-	b.counts = b.ask.Counts && c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed
+	b.counts = b.ask.Counts && (b.ask.Retry > 0 || c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed)
 	return c
 }
 
@@ -284,7 +290,7 @@ const (
 	someLapsed = 3
 )
 
-// unused is how many more slots lapsed than returns used, of late.
+// unused is how many more slots lapsed than requests returned, of late.
 func (c *client) unused(now time.Duration) float64 {
 	if c.lapsed == 0 {
 		return 0
@@ -295,11 +301,11 @@ func (c *client) unused(now time.Duration) float64 {
 // lapse counts a slot that lapsed.
 func (c *client) lapse(now time.Duration) { c.lapsed, c.lapsedAt = c.unused(now)+1, now }
 
-// came counts a return that used a slot.
-func (c *client) came(used bool, b *bid) {
-	if used && b.ask.Retry > 0 {
-		c.lapsed, c.lapsedAt = max(0, c.unused(b.now)-1), b.now
-	}
+// came counts a return, which takes one that lapsed back: an operation that gives up
+// leaves a slot behind, and has returned twice.
+func (c *client) came(now time.Duration) {
+	c.returned, c.returns = now, true
+	c.lapsed, c.lapsedAt = max(0, c.unused(now)-1), now
 }
 
 // hold is where a request that is held counts among those.

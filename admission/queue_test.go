@@ -87,7 +87,7 @@ func TestFirstTriesLeaveThePlaceToWhoWasToldToCome(t *testing.T) {
 			told := refuse(0).RetryAfter
 			const one = 106 * time.Millisecond // one ends each tenth of a second, of which 0.95 are given
 			second := refuse(0).RetryAfter
-			if told <= retryFloor || told > retryFloor+one || second <= told || second > retryFloor+2*one {
+			if told <= one || told > retryFloor+5*one/4 || second < told+one/2 || second > retryFloor+5*one/2 {
 				t.Errorf("told %v, and the next %v", told, second)
 			}
 			if hammers {

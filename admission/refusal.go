@@ -21,7 +21,7 @@ func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 	case ReasonConcurrency:
 		u := c.use(b.limit.Name)
 		r.InFlight, r.Concurrency = u.live, b.cap
-		c.ownTurn(&r, u, b)
+		u.lineUp(&r, b)
 	case ReasonRequests:
 		c.nextWindow(&r, b, st.Requests, 1)
 	case ReasonTokens:
@@ -61,7 +61,7 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
 		quota: quota, crowding: b.pool.others.Load(), early: b.early && !b.mine, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
-		due: b.due, counts: b.counts, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
+		due: b.due, counts: b.counts, drawn: !alone, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 		share: min(share, float64(b.pool.whole.Load())),
@@ -107,29 +107,9 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 	return a.slots.keep(t, t.now+lead, true, retryFloor), true
 }
 
-// ownTurn gives a slot behind the client's own requests, by the rate at which
-// they end.
-func (c *client) ownTurn(r *Refusal, u *use, b *bid) {
-	level := &b.pool.levels[b.ask.Level]
-	spacing := time.Duration(1 / level.drain(float64(b.cap)) * float64(time.Second))
-	from, patience := b.span()
-	if b.counts {
-		u.lineUp(r, b, from, patience)
-		return
-	}
-	u.shorten(from+retryFloor, spacing, level)
-	slot := max(from+retryFloor, u.tail) + spacing
-	wait := slot - b.now
-	if r.ShouldRetry = slot <= from+patience; r.ShouldRetry {
-		u.lay(slot, spacing, level)
-	} else { // for who comes back all the same
-		wait = min(wait, max(retryCap, from-b.now))
-	}
-	r.RetryAfter = whole(wait + spread(b.ask.Seed, spacing/4))
-}
-
 // lineUp gives a slot behind the client's other requests of the limit.
-func (u *use) lineUp(r *Refusal, b *bid, from, patience time.Duration) {
+func (u *use) lineUp(r *Refusal, b *bid) {
+	from, patience := b.span()
 	t := turn{
 		asked: b.now, now: from, patience: patience, level: b.ask.Level, seed: b.ask.Seed,
 		early: b.early && b.mine, each: u.each(b), queued: u.queued(b), share: float64(b.cap),
@@ -150,25 +130,6 @@ func (u *use) lineUp(r *Refusal, b *bid, from, patience time.Duration) {
 		wait = min(wait, max(retryCap, from-b.now))
 	}
 	r.RetryAfter = whole(wait)
-}
-
-// lay notes a slot that was given.
-func (u *use) lay(slot, spacing time.Duration, of *level) {
-	u.mixed = u.mixed || u.of != nil && u.of != of
-	u.tail, u.laid, u.of = slot, max(u.laid, spacing), of
-}
-
-// shorten moves up the tail of slots from a time on that were laid with more than
-// twice the spacing, as before the first request has ended; see line.shorten. Slots
-// of several levels stay: their spacings differ by what they are.
-func (u *use) shorten(from, spacing time.Duration, of *level) {
-	switch ahead := u.tail - from; {
-	case ahead <= 0:
-		u.laid, u.of, u.mixed = 0, nil, false
-	case 2*spacing < u.laid && !u.mixed && u.of == of:
-		u.tail = from + time.Duration(float64(ahead)*float64(spacing)/float64(u.laid))
-		u.laid = spacing
-	}
 }
 
 // nextWindow gives a slot from the begin of the limit's next window on, at the

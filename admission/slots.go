@@ -220,6 +220,7 @@ type turn struct {
 	most     int   // slots that its account may have in the line
 	due      bool  // it came when it was told to
 	counts   bool  // it says how often it was tried
+	drawn    bool  // a slot of its client's queue is drawn
 	again    bool  // it was tried before
 	live     int   // requests that its account has in flight …
 	below    bool  // … which is less than its share

@@ -95,7 +95,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	}
 	if len(c.uses) > 0 && c.live == 0 {
 		c.uses = slices.DeleteFunc(c.uses, func(u use) bool {
-			return u.live == 0 && u.tail < now && u.next < now && u.slots.n() == 0
+			return u.live == 0 && u.next < now && u.slots.n() == 0
 		})
 	}
 }

@@ -42,6 +42,9 @@ type client struct {
 	// stream asks for a stream and returns what its deltas add up to.
 	stream func(ctx context.Context, url string) (string, error)
 	failed func(error) (failure, bool)
+	// once sends one request that is not tried again, and returns how long its answer
+	// says to wait if it was refused.
+	once func(ctx context.Context, url string) (wait time.Duration, err error)
 	// answer and events are what a server of that API says.
 	answer http.Handler
 	events []string
@@ -89,6 +92,15 @@ var clients = []client{
 				return failure{}, false
 			}
 			return failure{e.StatusCode, e.Message, e.Type, e.Response.Header.Get("x-request-id")}, true
+		},
+		once: func(ctx context.Context, url string) (time.Duration, error) {
+			c := newOpenAI(url)
+			_, err := c.Chat.Completions.New(ctx, openaiRequest(16), openaioption.WithMaxRetries(0))
+			var e *openai.Error
+			if errors.As(err, &e) && e.StatusCode == http.StatusTooManyRequests {
+				return attempt{header: e.Response.Header}.advised(), nil
+			}
+			return 0, err
 		},
 		answer: envoytest.JSON(`{"id":"c-1","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Hello there"},"finish_reason":"stop"}],` +
 			`"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}`),
@@ -141,6 +153,15 @@ var clients = []client{
 			}
 			_ = json.Unmarshal([]byte(e.RawJSON()), &body)
 			return failure{e.StatusCode, body.Error.Message, string(e.Type()), e.RequestID}, true
+		},
+		once: func(ctx context.Context, url string) (time.Duration, error) {
+			c := newAnthropic(url)
+			_, err := c.Messages.New(ctx, anthropicRequest(16), anthropicoption.WithMaxRetries(0))
+			var e *anthropic.Error
+			if errors.As(err, &e) && e.StatusCode == http.StatusTooManyRequests {
+				return attempt{header: e.Response.Header}.advised(), nil
+			}
+			return 0, err
 		},
 		answer: envoytest.JSON(`{"id":"m-1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Hello there"}],"stop_reason":"end_turn",` +
 			`"usage":{"input_tokens":3,"output_tokens":2}}`),

@@ -61,3 +61,45 @@ func TestWorkersOfOneKeyAreServedInTurn(t *testing.T) {
 		})
 	}
 }
+
+// TestProgramsThatAskAgainThemselvesAreServed: four workers, whose client tries each
+// request once and says so of each, wait as they are told and ask again, behind a limit
+// of one.
+func TestProgramsThatAskAgainThemselvesAreServed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 8 seconds")
+	}
+	const workers, takes, runs = 4, 400 * time.Millisecond, 8 * time.Second
+	eachClient(t, "defaultMaxTokens: 40", "maxInFlight: 64", "limits: [{ name: each, concurrency: 1 }]", func(t *testing.T, c client, p *place) {
+		p.upstream.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(takes)
+			c.answer.ServeHTTP(w, r)
+		}))
+		var served, refused atomic.Int64
+		ctx, cancel := context.WithTimeout(context.Background(), runs)
+		defer cancel()
+		var all sync.WaitGroup
+		for range workers {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					switch wait, err := c.once(context.Background(), p.url); {
+					case err != nil:
+						t.Errorf("%v", err)
+						return
+					case wait > 0:
+						refused.Add(1)
+						time.Sleep(wait)
+					default:
+						served.Add(1)
+					}
+				}
+			})
+		}
+		all.Wait()
+		most := int64(runs / takes)
+		t.Logf("%d served, of %d at most; %d refusals", served.Load(), most, refused.Load())
+		if served.Load()*2 < most {
+			t.Errorf("%d served where %d can be", served.Load(), most)
+		}
+	})
+}
