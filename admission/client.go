@@ -94,12 +94,11 @@ type account struct {
 	slots  slots
 	came   time.Duration // when a request came last
 	// held are requests, by level, that came back and are held.
-	held [fleet.BurstLevels]int32
-	// queueing: it is among pool.others; active: among pool.accounts.
-	queueing, active bool
-	again            bool  // it came in its slot in vain, and the next place is kept for it
-	due              int64 // what it has of pool.due
-	soon             int64 // of pool.soon
+	held   [fleet.BurstLevels]int32
+	active bool  // it is among pool.accounts
+	again  bool  // it came in its slot in vain, and the next place is kept for it
+	due    int64 // what it has of pool.due
+	soon   int64 // of pool.soon
 }
 
 // stir notes that the account has requests in flight or slots outstanding.

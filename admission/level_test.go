@@ -125,25 +125,3 @@ func TestTurnsMoveUpAgainAfterThoseOfSeveralLevels(t *testing.T) {
 		}
 	}
 }
-
-// TestWhoCameAsToldIsBehindAllOfItsClient: of its client's slots also those of the
-// line are before the one that it gets where no other is in time.
-func TestWhoCameAsToldIsBehindAllOfItsClient(t *testing.T) {
-	for _, shared := range []int{1, 3, 4} {
-		s, l := slots{}, line{}
-		l.spacing.Store(int64(10 * time.Second))
-		for i := range 4 {
-			s.add(slot{at: time.Duration(1+i) * time.Second, shared: i < shared, level: 3})
-		}
-		// It has its share, so that its further slots are out of the line, 40 s apart.
-		got := turn{patience: retryCap, line: &l, level: 3, due: true, most: 1, crowding: 1, each: time.Second}
-		l.tail.Store(int64(retryCap))
-		at, ok := s.give(&got)
-		if first := retryFloor + 5*time.Second; !ok || at < first || at > first*5/4 {
-			t.Errorf("%d of 4 slots in the line: slot at %v, given %v; want the fifth, %v and its jitter", shared, at, ok, first)
-		}
-		if s.n() != 5 || s.shared != shared {
-			t.Errorf("%d slots, %d of them in the line; want 5 and %d", s.n(), s.shared, shared)
-		}
-	}
-}

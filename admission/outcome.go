@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"net/http"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -24,6 +25,7 @@ func (g *Gate) Apply(o fleet.Outcome) {
 			k.sight(at)
 			k.pool.levels[k.level].toldEnds.Add(1)
 			k.release()
+			k.excuse(&o, at)
 			g.account(&k, &o)
 		}
 	}
@@ -68,6 +70,28 @@ func (k *claim) move(to *pool) {
 	to.enterAgain(k.level)
 	k.pool.leave(k.level)
 }
+
+// excuse expects a request again that a server answered so that official SDKs try it
+// again, and other callers too: it comes when the answer said, or after some seconds at
+// most, and has no slot that it could be too early for.
+func (k *claim) excuse(o *fleet.Outcome, at time.Duration) {
+	switch {
+	case o.Code == http.StatusRequestTimeout, o.Code == http.StatusConflict, o.Code == http.StatusTooManyRequests, o.Code >= 500:
+	default:
+		return
+	}
+	c := k.client
+	if k.lapsed {
+		return // its client is not known any more
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.account(k.pool, k.class).slots.lend(at, at+max(o.RetryAfter, backoff))
+}
+
+// backoff is how long official SDKs wait at most before they try again, where nothing
+// says for how long (openai-go's and anthropic-sdk-go's retryDelay).
+const backoff = 8 * time.Second
 
 // account takes in what a request took.
 func (g *Gate) account(k *claim, o *fleet.Outcome) {

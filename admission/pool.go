@@ -49,9 +49,8 @@ type pool struct {
 	// reopens is when an endpoint wants requests again, in the gate's time; in the
 	// past where any does.
 	reopens atomic.Int64
-	// others is how many accounts have slots outside the lines, accounts how many
-	// have any or have requests in flight.
-	others, accounts atomic.Int64
+	// accounts is how many accounts have slots or requests in flight.
+	accounts atomic.Int64
 	// due is how many requests, in thousandths, are expected to come about now to
 	// whom a slot and their share give a place.
 	due atomic.Int64
@@ -74,7 +73,6 @@ type pool struct {
 	loosened int64   // the second up to which loose requests were ended
 	demands  []demand
 	active   int
-	queueing int64
 	coming   int64
 	hoping   int64
 	horizon  time.Duration // up to which slots are due about now
@@ -209,7 +207,7 @@ func (p *pool) slew(view *PoolView, dt time.Duration) {
 
 // begin starts a step: what clients want is gathered after it.
 func (p *pool) begin(step uint64, now time.Duration) {
-	p.step, p.demands, p.active, p.queueing, p.coming, p.hoping = step, p.demands[:0], 0, 0, 0, 0
+	p.step, p.demands, p.active, p.coming, p.hoping = step, p.demands[:0], 0, 0, 0
 	lead := p.nextEnd()
 	p.horizon, p.farther = now+lead, now+soonLeads*lead
 	p.lead.Store(int64(lead))
@@ -229,7 +227,6 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 		p.levels[i].expect(fleet.BurstLevel(i), speed)
 		p.levels[i].lend(fleet.BurstLevel(i), told)
 	}
-	p.others.Store(p.queueing)
 	p.accounts.Store(int64(p.active))
 	p.due.Store(p.coming)
 	p.soon.Store(p.hoping)

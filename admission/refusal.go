@@ -52,14 +52,13 @@ func (c *client) advised(a *account, b *bid) int {
 // lineUp gives a slot of the level's line, or of the account's own.
 func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	line := &b.pool.levels[b.ask.Level].line
-	quota := min(atLeastOne(b.pool.shareOf(b.weight)), b.pool.whole.Load())
 	from, patience := b.span()
 	a.stir()
 	alone, share := b.pool.accounts.Load() <= 1, b.pool.shareOf(b.weight)
 	each := b.pool.each(b.ask.Level, share, alone)
 	t := turn{
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
-		quota: quota, crowding: b.pool.others.Load(), early: b.early && !b.mine, alone: alone,
+		early: b.early && !b.mine, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
 		due: b.due, counts: b.counts, drawn: !alone, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each),
@@ -72,10 +71,6 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	}
 	if !ok {
 		slot, ok = a.slots.give(&t)
-	}
-	if !a.queueing && a.slots.own() > 0 {
-		a.queueing = true
-		b.pool.others.Add(1)
 	}
 	wait := slot - b.now
 	r.ShouldRetry = ok
@@ -118,7 +113,7 @@ func (u *use) lineUp(r *Refusal, b *bid) {
 	var slot time.Duration
 	switch {
 	case t.early:
-		slot, r.ShouldRetry = u.slots.giveLast(&t, float64(t.each), t.each)
+		slot, r.ShouldRetry = u.slots.giveLast(&t, t.each)
 	case b.due && b.ask.Retry > 0:
 		slot, r.ShouldRetry = u.slots.insist(&t)
 	}

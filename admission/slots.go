@@ -7,23 +7,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// slots are the times at which an account's refused requests may come back. Those of
-// clients that say how often they tried have a queue of their own beside what
-// follows; see queueShare.
+// slots are the times at which an account's refused requests may come back.
 //
-// The level's line is for everybody's first few: an account has freeSlots in it,
-// or one more than its share of the pool where that is less, fewer after it came
-// back too early, and more only as long as the line is short.
-// Its further requests, and those that came back before their time, queue behind
-// the account's own last slot, ownPace times as far apart and the farther the more
-// accounts do that. So who hammers waits longer and longer itself, and pushes the
-// others out by freeSlots slots and crowd at most. Beside others, an account that
-// has its share of the pool has one slot in the line.
+// The level's line is for those that have less than their share of the pool: an account
+// has freeSlots in it, or one more than its share where that is less, and fewer after it
+// came back too early. Its further requests, and those of an account that has its share
+// or is alone, wait in a queue of its own, at the pace at which its share ends; see
+// queueShare. So an account pushes the others out by freeSlots slots at most.
 //
-// An account that is alone in its pool has all its slots at the pace at which
-// requests end: nobody else takes the places. When a second comes, those that are
-// outstanding stand, so that for as long as they reach more return than planned,
-// soloShare of the ends beside freeShare.
+// Who comes back before its time goes behind the account's last slot, ownPace times as
+// far as slots of the line are apart, and the farther the oftener that was.
 type slots struct {
 	// due are the earliest slots that are outstanding, in order; later is how many
 	// more there are, none before laterFrom. Where none is due, none is later.
@@ -38,8 +31,7 @@ type slots struct {
 
 	early   float64 // returns before their time, of late
 	earlyAt time.Duration
-	// lent is how many slots were used by requests that may have been others than
-	// those that were given them, the last one at lentAt.
+	// lent is how many requests may come that have no slot, the last by lentAt.
 	lent   int
 	lentAt time.Duration
 	// lastFirm is the latest firm slot.
@@ -59,10 +51,7 @@ const (
 	// however long that is: as many as a program with a small pool of connections
 	// has open at once.
 	freeSlots = 8
-	// crowd is how long the line may be for more of them.
-	crowd = 500 * time.Millisecond
-	// ownPace is how much further apart slots outside the line are. With it all
-	// refused clients return at 1¼ of the planned rate.
+	// ownPace is how much further apart slots are of those that come too early.
 	ownPace = 4
 	// grace is how long after its slot a place is held for a client: a round trip
 	// over a continent, and what a busy client is late.
@@ -75,9 +64,6 @@ const (
 
 // n is how many slots are outstanding.
 func (s *slots) n() int { return len(s.due) + s.later }
-
-// own is how many of them are outside the line.
-func (s *slots) own() int { return s.n() - s.shared }
 
 // first is the earliest outstanding slot; there must be one.
 func (s *slots) first() time.Duration { return s.due[0].at }
@@ -99,7 +85,7 @@ func (s *slots) arrive(now time.Duration, retry int, counts bool) (early, due, u
 	case s.n() > 0 && now >= s.first():
 		_, inLine = s.use()
 		if retry == 0 {
-			s.lend(now)
+			s.lend(now, now)
 		}
 		return false, true, true, inLine
 	case retry == 0:
@@ -114,12 +100,13 @@ func (s *slots) arrive(now time.Duration, retry int, counts bool) (early, due, u
 	return true, false, false, false
 }
 
-// lend notes that a slot went to a request that may not be the one it was given to.
-func (s *slots) lend(now time.Duration) {
+// lend notes that a request may come by then that has no slot: it was used by one that
+// may not be the one it was given to, or a server sent the request away.
+func (s *slots) lend(now, by time.Duration) {
 	if !s.owed(now) {
 		s.lent = 0
 	}
-	s.lent, s.lentAt = min(s.lent+1, keptSlots), now
+	s.lent, s.lentAt = min(s.lent+1, keptSlots), max(s.lentAt, by)
 }
 
 // owed reports whether one with a slot that was lent may still come.
@@ -213,17 +200,15 @@ type turn struct {
 	patience time.Duration
 	line     *line
 	level    fleet.BurstLevel
-	quota    int64 // of requests in flight
-	crowding int64 // accounts that queue outside the line
-	early    bool  // it came before its time
-	alone    bool  // nobody else uses the pool
-	most     int   // slots that its account may have in the line
-	due      bool  // it came when it was told to
-	counts   bool  // it says how often it was tried
-	drawn    bool  // a slot of its client's queue is drawn
-	again    bool  // it was tried before
-	live     int   // requests that its account has in flight …
-	below    bool  // … which is less than its share
+	early    bool // it came before its time
+	alone    bool // nobody else uses the pool
+	most     int  // slots that its account may have in the line
+	due      bool // it came when it was told to
+	counts   bool // it says how often it was tried
+	drawn    bool // a slot of its client's queue is drawn
+	again    bool // it was tried before
+	live     int  // requests that its account has in flight …
+	below    bool // … which is less than its share
 	// each is the time between two ends of the account's share, takes how long one
 	// takes, and queued how long the queue of the client's requests is.
 	each, takes, queued time.Duration
@@ -238,53 +223,30 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	if t.alone {
 		spacing = time.Duration(t.line.solo.Load())
 	}
-	earliness := s.earliness(t.now)
-	queues := t.counts && !t.early
-	if !t.early && !(queues && (t.alone || !t.below)) {
-		longest := min(t.patience, crowd)
-		if s.shared < s.free(earliness, t.most) {
-			longest = t.patience
+	if t.early {
+		return s.giveLast(t, ownPace*spacing)
+	}
+	if !t.alone && t.below && s.shared < s.free(s.earliness(t.now), t.most) {
+		at, ok := t.line.next(t.now, t.patience, spacing)
+		if ok {
+			return s.keep(t, at, true, spacing), true
 		}
-		if longest == t.patience || !queues && int64(s.shared) < t.quota {
-			at, ok := t.line.next(t.now, longest, spacing)
-			if ok {
-				return s.keep(t, at, true, spacing), true
-			}
-			if longest == t.patience && !(queues && t.live > 0) {
-				return at, false
-			}
+		if t.live == 0 { // nothing of its own ends, after which it could come
+			return at, false
 		}
 	}
-	if queues {
-		return s.queue(t)
-	}
-	pace := float64(spacing)
-	if !t.alone {
-		pace *= ownPace * float64(max(1, t.crowding))
-	}
-	at, ok := s.giveLast(t, pace, spacing)
-	if ok {
-		return at, true
-	}
-	// Who did as told is not sent away for good while places of its account's share
-	// become free in time: it comes behind those that wait already.
-	if again := t.now + retryFloor + time.Duration(s.n()+1)*t.each; t.due && again <= t.now+t.patience {
-		return s.keep(t, again, false, spacing), true
-	}
-	return at, false
+	return s.queue(t)
 }
 
-// giveLast gives a slot behind the account's last, a pace after it, and the farther
-// the more came early.
-func (s *slots) giveLast(t *turn, pace float64, spacing time.Duration) (time.Duration, bool) {
-	at := max(t.now+retryFloor, s.last) + span(pace*(1+s.earliness(t.now)))
+// giveLast gives a slot behind the account's last to a request that came too early,
+// instead of one that it has.
+func (s *slots) giveLast(t *turn, pace time.Duration) (time.Duration, bool) {
+	at := max(t.now+retryFloor, s.last) + span(float64(pace)*(1+s.earliness(t.now)))
 	if at > t.now+t.patience {
 		return at, false
 	}
-	if t.early {
-		s.drop(t.level) // it comes later than that
-	}
-	return s.keep(t, at, false, spacing), true
+	s.drop(t.level)
+	return s.keep(t, at, false, pace), true
 }
 
 // free is how many slots of the line the account may have however long that is.

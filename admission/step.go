@@ -133,9 +133,6 @@ func (a *account) demand(step uint64, now time.Duration) {
 	a.due, a.soon = a.slots.coming(now, p.horizon, p, room), a.slots.coming(now, p.farther, p, min(room, 1))
 	p.coming += a.due
 	p.hoping += a.soon
-	if a.queueing = a.slots.own() > 0; a.queueing {
-		p.queueing++
-	}
 	if want > 0.01 && a.weight > 0 {
 		p.demands = append(p.demands, demand{want, a.weight})
 	}
