@@ -21,14 +21,15 @@ type caller struct {
 	think    time.Duration
 	class    fleet.RequestClass
 	level    fleet.BurstLevel
-	hammers  bool // retries at once, whatever it is told
-	blind    bool // sleeps 50 ms, whatever it is told, and tells of no retries
-	waits    bool // returns as told until it enters, and tells of no retries …
-	counts   bool // … or does tell …
-	zero     bool // … that each was tried once
-	tries    int  // of each request, of which it makes one per open; 0 is without end
-	sdk      bool // begins anew at once when it is told not to retry, or after two
-	gaveUp   int  // how often it did
+	hammers  bool          // retries at once, whatever it is told
+	blind    bool          // sleeps 50 ms, whatever it is told, and tells of no retries
+	waits    bool          // returns as told until it enters, and tells of no retries …
+	counts   bool          // … or does tell …
+	zero     bool          // … that each was tried once
+	tries    int           // of each request, of which it makes one per open; 0 is without end
+	longest  time.Duration // that it was told
+	sdk      bool          // begins anew at once when it is told not to retry, or after two
+	gaveUp   int           // how often it did
 	from     time.Duration
 	admitted int
 	live     int
@@ -170,7 +171,9 @@ func (l *loop) handle(e event) {
 	}
 	a := l.ask(c.name)
 	a.Class, a.Level, a.Retry, a.Seed = c.class, c.level, e.retry, l.rng.Uint64()
-	a.Counts = !c.blind && (!c.waits || c.counts)
+	if a.Counts = !c.blind && (!c.waits || c.counts); !a.Counts {
+		a.Retry = 0
+	}
 	if c.class == 0 {
 		a.Class = fleet.ClassInteractive
 	}
@@ -203,6 +206,7 @@ func (l *loop) handle(e event) {
 	if e.retry > 0 {
 		l.vain++
 	}
+	c.longest = max(c.longest, r.RetryAfter)
 	if e.retry > 0 && !c.hammers && !r.ShouldRetry {
 		l.sentAway++
 	}
@@ -813,6 +817,40 @@ func TestWorkersOfOneKeyAreServedInTurnInAllLevels(t *testing.T) {
 		t.Logf("%+v: %d of %d gave up; busy %.2f", row, gaveUp, gaveUp+ended, mean)
 		if float64(gaveUp) > 0.15*float64(gaveUp+ended) || mean < 0.87 {
 			t.Errorf("%+v: %d of %d gave up, want 15 %% at most; busy %.2f", row, gaveUp, gaveUp+ended, mean)
+		}
+	}
+}
+
+// TestCrowdsOfFewClientsEndSoon: 24 calls come at once to eight places of a second, of
+// some keys, and wait as they are told. Answers take different times; five seconds are
+// about the best there is, and the line is paced for newcomers, who do not come here.
+func TestCrowdsOfFewClientsEndSoon(t *testing.T) {
+	for _, counts := range []bool{false, true} {
+		for _, keys := range []int{1, 2, 3, 4, 24} {
+			const runs = 5
+			last, longest := time.Duration(0), time.Duration(0)
+			for seed := range uint64(runs) {
+				l := newLoop(t, 8)
+				l.rng = rand.New(rand.NewPCG(seed, 8))
+				l.blind, l.holds = true, true
+				callers := []*caller{{name: "before", open: 4, level: 3, tries: 1}}
+				for k := range keys {
+					callers = append(callers, &caller{name: fmt.Sprint("key", k), open: 24 / keys, level: 3, from: 20 * time.Second, tries: 100, waits: true, counts: counts})
+				}
+				l.run(callers, 0, 2*time.Minute)
+				end := time.Duration(0)
+				for _, c := range callers[1:] {
+					end, longest = max(end, c.last-c.from), max(longest, c.longest)
+					if c.ended != 24/keys {
+						t.Errorf("%d of %d ended", c.ended, 24/keys)
+					}
+				}
+				last += end / runs
+			}
+			t.Logf("counts %v, %d keys: the last ended after %v on average, nobody was told more than %v", counts, keys, last, longest)
+			if last > 13*time.Second || longest > 18*time.Second {
+				t.Errorf("counts %v, %d keys: the last ended after %v on average, told %v", counts, keys, last, longest)
+			}
 		}
 	}
 }
