@@ -344,7 +344,8 @@ func (c *client) arrive(b *bid, refused bool) {
 	a := c.account(b.pool, b.class)
 	a.weight, a.came = b.weight, b.now
 	if b.ask.Retry > 0 {
-		c.came(b.now)
+		c.returned, c.returns = b.now, true
+		c.back(b.now)
 	}
 	var used, inLine bool
 	if u := c.own(b); u != nil {

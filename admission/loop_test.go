@@ -28,6 +28,7 @@ type caller struct {
 	zero     bool          // … that each was tried once
 	tries    int           // of each request, of which it makes one per open; 0 is without end
 	longest  time.Duration // that it was told
+	ghost    time.Duration // never comes back, but with another first try after so long
 	sdk      bool          // begins anew at once when it is told not to retry, or after two
 	gaveUp   int           // how often it did
 	from     time.Duration
@@ -215,6 +216,8 @@ func (l *loop) handle(e event) {
 		c.stopped++
 	case c.tries > 0:
 		heap.Push(&l.queue, event{at: e.at + r.RetryAfter, of: c, retry: e.retry + 1})
+	case c.ghost > 0:
+		heap.Push(&l.queue, event{at: e.at + c.ghost, of: c})
 	case c.blind:
 		heap.Push(&l.queue, event{at: e.at + 50*time.Millisecond, of: c})
 	case c.waits:
@@ -852,5 +855,47 @@ func TestCrowdsOfFewClientsEndSoon(t *testing.T) {
 				t.Errorf("counts %v, %d keys: the last ended after %v on average, told %v", counts, keys, last, longest)
 			}
 		}
+	}
+}
+
+// TestWhoNeverComesBackCostsNobodyHisPlace: a client sends hundreds of first tries each
+// ten seconds, and some in between, and comes for none of the slots that it is told.
+func TestWhoNeverComesBackCostsNobodyHisPlace(t *testing.T) {
+	for _, row := range []struct {
+		places, workers int
+		takes           time.Duration
+	}{{64, 128, time.Second}, {64, 128, 100 * time.Millisecond}} {
+		l := newLoop(t, row.places)
+		l.blind, l.holds = true, true
+		for i := range l.lasts {
+			l.lasts[i] = row.takes
+		}
+		work := &caller{name: "work", open: row.workers, level: 3, sdk: true, think: time.Millisecond}
+		many := &caller{name: "ghost", open: 500, level: 3, ghost: 10 * time.Second, think: 10 * time.Second}
+		some := &caller{name: "ghost", open: 1, level: 3, ghost: 500 * time.Millisecond, think: time.Second}
+		l.run([]*caller{work, many, some}, 30*time.Second, 100*time.Second)
+		mean, _ := l.busy()
+		t.Logf("%+v: busy %.2f, %d of the workers' operations ended, %d gave up", row, mean, work.ended, work.gaveUp)
+		if mean < 0.93 || 10*work.gaveUp > work.ended {
+			t.Errorf("%+v: busy %.2f, %d of the workers' operations ended, %d gave up", row, mean, work.ended, work.gaveUp)
+		}
+	}
+}
+
+// TestCallersWithoutTheHeaderLeaveTheirSiblingsSome: one key has workers behind an SDK
+// and others that say nothing of their tries.
+func TestCallersWithoutTheHeaderLeaveTheirSiblingsSome(t *testing.T) {
+	l := newLoop(t, 8)
+	l.blind, l.holds = true, true
+	for i := range l.lasts {
+		l.lasts[i] = 2 * time.Second
+	}
+	sdk := &caller{name: "key", open: 16, level: 3, sdk: true, think: time.Millisecond}
+	plain := &caller{name: "key", open: 8, level: 3, waits: true, think: time.Millisecond}
+	l.run([]*caller{sdk, plain}, 30*time.Second, 200*time.Second)
+	mean, _ := l.busy()
+	t.Logf("%d of the SDK's operations ended and %d gave up, %d of the others ended; busy %.2f", sdk.ended, sdk.gaveUp, plain.ended, mean)
+	if mean < 0.9 || 3*sdk.ended < plain.ended || plain.ended < 100 || sdk.gaveUp > sdk.ended {
+		t.Errorf("%d of the SDK's operations ended and %d gave up, %d of the others ended; busy %.2f", sdk.ended, sdk.gaveUp, plain.ended, mean)
 	}
 }

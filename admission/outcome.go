@@ -86,7 +86,11 @@ func (k *claim) excuse(o *fleet.Outcome, at time.Duration) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.account(k.pool, k.class).slots.lend(at, at+max(o.RetryAfter, backoff))
+	by := at + min(max(o.RetryAfter, backoff), retryMax)
+	c.account(k.pool, k.class).slots.lend(at, by)
+	if k.limit != "" {
+		c.use(k.limit).slots.lend(at, by)
+	}
 }
 
 // backoff is how long official SDKs wait at most before they try again, where nothing

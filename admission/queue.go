@@ -183,9 +183,11 @@ func (s *slots) drop(level fleet.BurstLevel) {
 // polite reports whether a request leaves places to others of its client that were
 // told to come about now, and maybe are here already. Those that come for the first
 // time leave them to all that wait, and those that come back for the first time to
-// those that came as told before, and found none.
+// those that came as told before, and found none. Without a word on tries a request
+// that comes before all slots of its client is not one that was told to come.
 func (s *slots) polite(b *bid) bool {
-	return b.counts && b.ask.Retry <= 1 && s.n() > 0 && s.earliness(b.now) < unreliable
+	known := b.counts && b.ask.Retry <= 1 || b.ask.Retry == 0 && s.n() > 0 && b.now < s.first()
+	return known && s.n() > 0 && s.earliness(b.now) < unreliable
 }
 
 // yields reports whether a request leaves the pool's last places to others of its
@@ -230,7 +232,7 @@ func (a *account) defers(b *bid) bool {
 // yields reports whether a request leaves the limit's last places to others of its
 // client.
 func (u *use) yields(b *bid) bool {
-	if !u.slots.polite(b) {
+	if !b.counts || !u.slots.polite(b) {
 		return false
 	}
 	promised := u.slots.promised(b.now, u.each(b), float64(b.cap), allLevels, u.held, b.ask.Retry > 0)
@@ -301,12 +303,9 @@ func (c *client) unused(now time.Duration) float64 {
 // lapse counts a slot that lapsed.
 func (c *client) lapse(now time.Duration) { c.lapsed, c.lapsedAt = c.unused(now)+1, now }
 
-// came counts a return, which takes one that lapsed back: an operation that gives up
+// back counts a return, which takes one that lapsed back: an operation that gives up
 // leaves a slot behind, and has returned twice.
-func (c *client) came(now time.Duration) {
-	c.returned, c.returns = now, true
-	c.lapsed, c.lapsedAt = max(0, c.unused(now)-1), now
-}
+func (c *client) back(now time.Duration) { c.lapsed, c.lapsedAt = max(0, c.unused(now)-1), now }
 
 // hold is where a request that is held counts among those.
 type hold struct {
@@ -338,8 +337,10 @@ func (g *Gate) BeginHold(a *Ask) bool {
 	a.hold.counts = a.Retry > 0 && int(*held) < waits.from(b.now+1)
 	if a.hold.counts {
 		*held++
-		// Who has its share may not take the places that newcomers would leave it.
-		a.hold.ahead = a.hold.limit == "" && (!b.fair || acc.room(b.pool.shareOf(b.weight)) > 0)
+		// Who has its share, or all of its limit, may not take the places that newcomers
+		// would leave it.
+		a.hold.ahead = a.hold.limit == "" && (!b.fair || acc.room(b.pool.shareOf(b.weight)) > 0) &&
+			(b.cap == 0 || c.use(b.limit.Name).live < b.cap)
 	}
 	if a.hold.ahead {
 		b.pool.held.Add(1)

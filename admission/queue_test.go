@@ -585,26 +585,69 @@ func TestWhoAServerSentAwayIsNotEarly(t *testing.T) {
 		{http.StatusInternalServerError, 0, 8 * time.Second, false}, {http.StatusRequestTimeout, 0, time.Second, false}, {http.StatusConflict, 0, time.Second, false},
 		{http.StatusTooManyRequests, 0, 15 * time.Second, true}, {http.StatusOK, 0, time.Second, true}, {http.StatusBadRequest, 0, time.Second, true},
 	} {
-		w := paced(1)
-		a := w.counting("a", 0)
-		w.Admit(&a)
-		sibling := w.counting("a", 0)
-		sibling.Timeout = time.Hour
-		w.Refuse(&sibling, ReasonBusy)
-		c := w.clients.lock(named("a"), 0)
-		c.accounts[0].slots.due[0].at += time.Minute
-		c.mu.Unlock()
-		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: row.code, Cause: fleet.CauseOK, RetryAfter: row.after, At: w.clock.now()})
-		w.clock.advance(row.back)
-		back := w.counting("a", 1)
-		if got := !w.BeginHold(&back); got != row.early {
-			t.Errorf("%+v: early %v", row, got)
+		for _, limited := range []bool{false, true} {
+			w := paced(1)
+			if limited {
+				w = newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1}), 100, nil)
+			}
+			a := w.counting("a", 0)
+			w.Admit(&a)
+			sibling := w.counting("a", 0)
+			sibling.Timeout = time.Hour
+			if limited {
+				w.Admit(&sibling)
+			} else {
+				w.Refuse(&sibling, ReasonBusy)
+			}
+			c := w.clients.lock(named("a"), 0)
+			for i := range c.accounts {
+				for k := range c.accounts[i].slots.due {
+					c.accounts[i].slots.due[k].at += time.Minute
+				}
+			}
+			for i := range c.uses {
+				for k := range c.uses[i].slots.due {
+					c.uses[i].slots.due[k].at += time.Minute
+				}
+			}
+			c.mu.Unlock()
+			w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: row.code, Cause: fleet.CauseOK, RetryAfter: row.after, At: w.clock.now()})
+			w.clock.advance(row.back)
+			back := w.counting("a", 1)
+			if got := !w.BeginHold(&back); got != row.early {
+				t.Errorf("%+v, limited %v: early %v", row, limited, got)
+			}
+			w.EndHold(&back)
+			w.Refuse(&back, ReasonBusy)
+			again := w.counting("a", 1)
+			if !limited && w.BeginHold(&again) { // else it may have been one of the pool
+				t.Errorf("%+v: a second one is not early", row)
+			}
 		}
-		w.EndHold(&back)
-		w.Refuse(&back, ReasonBusy)
-		again := w.counting("a", 1)
-		if w.BeginHold(&again) {
-			t.Errorf("%+v: a second one is not early", row)
+	}
+}
+
+// TestHeldRequestsThatTheirLimitKeepsOutKeepNobodyOut: one has a slot of the pool, and its
+// client as many in flight as it may.
+func TestHeldRequestsThatTheirLimitKeepsOutKeepNobodyOut(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1}), 100, nil)
+		a := w.counting("a", 0)
+		w.clock.advance(w.Refuse(&a, ReasonBusy).RetryAfter)
+		if full {
+			running := w.counting("a", 0)
+			w.Admit(&running)
+		}
+		back := w.counting("a", 1)
+		want := int64(1)
+		if full {
+			want = 0
+		}
+		if !w.BeginHold(&back) || w.pool().held.Load() != want {
+			t.Errorf("its limit reached %v: %d are held before newcomers; want %d", full, w.pool().held.Load(), want)
+		}
+		if w.EndHold(&back); w.pool().held.Load() != 0 {
+			t.Errorf("%d are held after it", w.pool().held.Load())
 		}
 	}
 }

@@ -81,7 +81,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		if a.slots.n() == 0 { // whoever is held for one has it still
 			clear(a.held[:])
 		}
-		a.demand(step, now)
+		a.demand(step, now, c.unused(now) >= someLapsed)
 		idle = idle || a.idle(now)
 	}
 	if idle {
@@ -113,14 +113,15 @@ func (a *account) absent(now time.Duration) bool {
 }
 
 // demand tells the pool what the account wants: what it has in flight and what
-// waits to come back.
-func (a *account) demand(step uint64, now time.Duration) {
+// waits to come back; idle is true where that doesn't come, as slots of its client
+// lapse.
+func (a *account) demand(step uint64, now time.Duration, idle bool) {
 	p := a.pool
 	if p.step != step {
 		return // not of the configuration any more
 	}
 	want := max(float64(a.live), a.mean)
-	if !a.absent(now) {
+	if !idle && !a.absent(now) {
 		want += float64(a.slots.n())
 		for i, n := range a.slots.of {
 			p.levels[i].waiting += int(n)
@@ -130,7 +131,10 @@ func (a *account) demand(step uint64, now time.Duration) {
 		p.active++
 	}
 	room := a.room(p.shareOf(a.weight))
-	a.due, a.soon = a.slots.coming(now, p.horizon, p, room), a.slots.coming(now, p.farther, p, min(room, 1))
+	a.due, a.soon = 0, 0
+	if !idle {
+		a.due, a.soon = a.slots.coming(now, p.horizon, p, room), a.slots.coming(now, p.farther, p, min(room, 1))
+	}
 	p.coming += a.due
 	p.hoping += a.soon
 	if want > 0.01 && a.weight > 0 {
