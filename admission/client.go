@@ -271,3 +271,37 @@ func (a *account) places(share float64, alone bool) int {
 	}
 	return int(min(freeSlots, math.Ceil(share)+1))
 }
+
+// meet locks the client of a request, and finds whether what the request says of its
+// tries can be gone by: an SDK that tries each request only once says of all that it is
+// the first, also where its program waits as told and asks again. So somebody of the
+// client must have returned within tellsFor, and not many more slots have lapsed than
+// requests returned.
+func (g *Gate) meet(b *bid) *client {
+	c := g.clients.lock(b.ask.Client, b.now)
+	b.counts = b.ask.Counts && (b.ask.Retry > 0 || c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed)
+	return c
+}
+
+const (
+	// tellsFor is how long after a return the client's first tries are known for such.
+	tellsFor = time.Minute
+	// someLapsed is how many more slots must have lapsed than requests returned before
+	// the client isn't gone by: operations that give up leave one now and then.
+	someLapsed = 3
+)
+
+// unused is how many more slots lapsed than requests returned, of late.
+func (c *client) unused(now time.Duration) float64 {
+	if c.lapsed == 0 {
+		return 0
+	}
+	return c.lapsed * decay(now-c.lapsedAt, tellsFor)
+}
+
+// lapse counts a slot that lapsed.
+func (c *client) lapse(now time.Duration) { c.lapsed, c.lapsedAt = c.unused(now)+1, now }
+
+// back counts a return, which takes one that lapsed back: an operation that gives up
+// leaves a slot behind, and has returned twice.
+func (c *client) back(now time.Duration) { c.lapsed, c.lapsedAt = max(0, c.unused(now)-1), now }

@@ -7,10 +7,11 @@
 // level, from its admission to its end, which the access log tells. While a pool
 // is full, that is, has nine tenths of its limit in flight, or all but one place,
 // each client is held to its weighted max-min share of it and each level to its
-// budget; otherwise nobody is. Who is sent away gets a slot in a virtual queue that
-// moves as fast as places become free; shortly before and after a slot of a client
-// below its share, a place is kept from those that have theirs, so that who polls
-// does not take it. All that needs an overview of clients happens in [Gate.Step]; a
+// budget; otherwise nobody is. Who is sent away gets a slot: in its client's own queue,
+// which moves as fast as requests of its share end, or, for the first few of a client
+// that has less than its share, in a line of all. Shortly before and after a slot a
+// place is kept for it, from first tries of the same client, and from clients that have
+// their share, so that who polls does not take it. All that needs an overview of clients happens in [Gate.Step]; a
 // request takes two or three short locks and allocates nothing.
 //
 // It never picks an endpoint, which is the plan's, and writes no HTTP: its

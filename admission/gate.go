@@ -373,10 +373,7 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	a := c.account(b.pool, b.class)
 	var u *use
 	if b.cap > 0 {
-		if u = c.use(b.limit.Name); u.live >= b.cap {
-			return ReasonConcurrency, 0
-		}
-		if u.yields(b) {
+		if u = c.use(b.limit.Name); u.live >= b.cap || u.yields(b) {
 			return ReasonConcurrency, 0
 		}
 	}

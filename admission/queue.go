@@ -1,21 +1,18 @@
 package admission
 
 import (
-	"cmp"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// A client whose SDK says how often it tried each request has a queue of its own
-// for each level of a pool: its first tries are known for such, and leave the places
-// of its share that end to its requests that wait, so that these can come back at
-// the pace at which that share ends. Without it workers of one key starve each
-// other: whoever had an answer asks for the next one at once, has the place that
-// became free by it, and those that were told to wait come in vain until their
-// retries are used up.
+// Each client has a queue of its own for each level of a pool, and one behind its own
+// limit: slots are given at the pace at which its share ends, to the number of those
+// that wait. First tries that are known for such leave the places that end to those
+// that wait. Without it workers of one key starve each other: whoever had an answer
+// asks for the next one at once, has the place that became free by it, and those that
+// were told to wait come in vain until their retries are used up (ADR 0014).
 //
 // Places are kept for a time before a slot. Where ends are random, a place that is
 // kept for x times the mean time between two ends becomes free in time with a
@@ -29,7 +26,7 @@ const (
 	// by places that are kept for requests that were sent away once, and for those
 	// that came as told and found none: official SDKs try two times more, and then
 	// their program has an error. Choices: of 64 workers on 8 places, with answers of
-	// 2 s, 9 % give up with 0.08, and 15 % with 0.02.
+	// 2 s, 7 % give up with keptTwice at 0.08, and 15 % at 0.02.
 	keptOnce  = 0.01
 	keptTwice = 0.08
 	// keptMost bounds how many ends ahead a place is kept, lateMost how many after
@@ -147,39 +144,6 @@ func (s *slots) promised(now, each time.Duration, share float64, level fleet.Bur
 // allLevels stands for every level.
 const allLevels = fleet.BurstLevels
 
-// from is the index of the first slot in due that is not before a time.
-func (s *slots) from(at time.Duration) int {
-	i, _ := slices.BinarySearchFunc(s.due, at, func(o slot, t time.Duration) int { return cmp.Compare(o.at, t) })
-	return i
-}
-
-// drop takes the latest slot of a level away, if there is one.
-func (s *slots) drop(level fleet.BurstLevel) {
-	if s.of[level] == 0 {
-		return
-	}
-	s.of[level]--
-	if s.laterOf[level] > 0 {
-		s.later--
-		s.laterOf[level]--
-		if s.laterShared > s.later {
-			s.laterShared--
-			s.shared--
-		}
-		return
-	}
-	i := len(s.due) - 1
-	for s.due[i].level != level {
-		i--
-	}
-	if s.due[i].shared {
-		s.shared--
-	}
-	if s.due = slices.Delete(s.due, i, i+1); len(s.due) == 0 && s.later > 0 {
-		s.recall()
-	}
-}
-
 // polite reports whether a request leaves places to others of its client that were
 // told to come about now, and maybe are here already. Those that come for the first
 // time leave them to all that wait, and those that come back for the first time to
@@ -274,94 +238,4 @@ func (p *pool) each(of fleet.BurstLevel, share float64, alone bool) time.Duratio
 		share *= min(1, float64(budget)/whole)
 	}
 	return time.Duration(min(float64(l.expected.Load())/max(share, 1e-3), float64(time.Hour)))
-}
-
-// meet locks the client of a request, and finds whether what the request says of its
-// tries can be gone by: an SDK that tries each request only once says of all that it is
-// the first, also where its program waits as told and asks again. So somebody of the
-// client must have returned within tellsFor, and not many more slots have lapsed than
-// requests returned.
-func (g *Gate) meet(b *bid) *client {
-	c := g.clients.lock(b.ask.Client, b.now)
-	b.counts = b.ask.Counts && (b.ask.Retry > 0 || c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed)
-	return c
-}
-
-const (
-	tellsFor   = time.Minute
-	someLapsed = 3
-)
-
-// unused is how many more slots lapsed than requests returned, of late.
-func (c *client) unused(now time.Duration) float64 {
-	if c.lapsed == 0 {
-		return 0
-	}
-	return c.lapsed * decay(now-c.lapsedAt, tellsFor)
-}
-
-// lapse counts a slot that lapsed.
-func (c *client) lapse(now time.Duration) { c.lapsed, c.lapsedAt = c.unused(now)+1, now }
-
-// back counts a return, which takes one that lapsed back: an operation that gives up
-// leaves a slot behind, and has returned twice.
-func (c *client) back(now time.Duration) { c.lapsed, c.lapsedAt = max(0, c.unused(now)-1), now }
-
-// hold is where a request that is held counts among those.
-type hold struct {
-	pool  *pool
-	class fleet.RequestClass
-	limit string // whose place it waits for; "" is one of the pool
-	// counts: among those that are held, ahead: also for clients with nothing in
-	// flight.
-	counts, ahead bool
-}
-
-// BeginHold says that a request that found no place is held, and will be asked for
-// again in a moment: others that come for the first time leave it the next place. It
-// reports false, and counts nothing, where it was told to come later: such a request is
-// not to be held. Else EndHold follows, for the same Ask.
-func (g *Gate) BeginHold(a *Ask) bool {
-	b := g.bid(a)
-	c := g.meet(&b)
-	defer c.mu.Unlock()
-	acc := c.account(b.pool, b.class)
-	waits, held := &acc.slots, &acc.held[a.Level]
-	a.hold = hold{pool: b.pool, class: b.class}
-	if u := c.own(&b); u != nil {
-		waits, held, a.hold.limit = &u.slots, &u.held, b.limit.Name
-	}
-	if waits.premature(b.now, a.Retry) {
-		return false
-	}
-	a.hold.counts = a.Retry > 0 && int(*held) < waits.from(b.now+1)
-	if a.hold.counts {
-		*held++
-		// Who has its share, or all of its limit, may not take the places that newcomers
-		// would leave it.
-		a.hold.ahead = a.hold.limit == "" && (!b.fair || acc.room(b.pool.shareOf(b.weight)) > 0) &&
-			(b.cap == 0 || c.use(b.limit.Name).live < b.cap)
-	}
-	if a.hold.ahead {
-		b.pool.held.Add(1)
-	}
-	return true
-}
-
-// EndHold says that a request is held no more; it is asked for a last time after it.
-func (g *Gate) EndHold(a *Ask) {
-	h := &a.hold
-	if h.ahead {
-		h.pool.held.Add(-1)
-	}
-	if !h.counts {
-		return
-	}
-	c := g.clients.lock(a.Client, g.since(a.At))
-	defer c.mu.Unlock()
-	held := &c.account(h.pool, h.class).held[a.Level]
-	if h.limit != "" {
-		held = &c.use(h.limit).held
-	}
-	*held = max(0, *held-1) // it may have been forgotten meanwhile
 }

@@ -55,25 +55,31 @@ func (w *world) counting(client string, retry int) Ask {
 	return a
 }
 
+// tenRunning is a world where a client has ten requests in flight, of a second each: all
+// places of a pool of ten, or limited, as many as it may have.
+func tenRunning(limited bool) (w *world, ids []string) {
+	cfg, places := config(), 10.0
+	if limited {
+		cfg, places = config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 10}), 100
+	}
+	w = newWorld(cfg, places, nil)
+	l := &w.pool().levels[3]
+	l.events, l.exposure = 1e6, 1e6
+	w.tick(0)
+	for range 10 {
+		a := w.counting("a", 0)
+		w.Admit(&a)
+		ids = append(ids, a.ID)
+	}
+	return w, ids
+}
+
 // TestFirstTriesLeaveThePlaceToWhoWasToldToCome, in a pool of ten and at a limit of
 // ten, unless those that were told do not keep to it.
 func TestFirstTriesLeaveThePlaceToWhoWasToldToCome(t *testing.T) {
 	for _, limited := range []bool{false, true} {
 		for _, hammers := range []bool{false, true} {
-			cfg, places := config(), 10.0
-			if limited {
-				cfg, places = config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 10}), 100
-			}
-			w := newWorld(cfg, places, nil)
-			l := &w.pool().levels[3]
-			l.events, l.exposure = 1e6, 1e6 // a second each
-			w.tick(0)
-			var ids []string
-			for range 10 {
-				a := w.counting("a", 0)
-				w.Admit(&a)
-				ids = append(ids, a.ID)
-			}
+			w, ids := tenRunning(limited)
 			refuse := func(retry int) Refusal {
 				a := w.counting("a", retry)
 				if !limited {
@@ -165,20 +171,7 @@ func TestEarlyReturnsWaitLongerBehindTheirOwnLimit(t *testing.T) {
 // first that ends is its own for as long.
 func TestHeldReturnsAreFirst(t *testing.T) {
 	for _, limited := range []bool{false, true} {
-		cfg, places := config(), 10.0
-		if limited {
-			cfg, places = config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 10}), 100
-		}
-		w := newWorld(cfg, places, nil)
-		l := &w.pool().levels[3]
-		l.events, l.exposure = 1e6, 1e6
-		w.tick(0)
-		var ids []string
-		for range 10 {
-			a := w.counting("a", 0)
-			w.Admit(&a)
-			ids = append(ids, a.ID)
-		}
+		w, ids := tenRunning(limited)
 		a := w.counting("a", 0)
 		if limited {
 			w.clock.advance(w.Admit(&a).Refusal.RetryAfter)

@@ -60,13 +60,13 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
 		early: b.early && !b.mine, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
-		due: b.due, counts: b.counts, drawn: !alone, again: b.ask.Retry > 0, live: a.live, below: a.room(share) > 0,
+		drawn: !alone, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 		share: min(share, float64(b.pool.whole.Load())),
 	}
 	slot, ok := a.giveNext(&t, b, why)
-	if !ok && t.counts && t.again && t.due {
+	if !ok && b.due && b.ask.Retry > 0 {
 		slot, ok = a.slots.insist(&t)
 	}
 	if !ok {

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -176,6 +177,39 @@ func (s *slots) add(n slot) {
 	}
 }
 
+// from is the index of the first slot in due that is not before a time.
+func (s *slots) from(at time.Duration) int {
+	i, _ := slices.BinarySearchFunc(s.due, at, func(o slot, t time.Duration) int { return cmp.Compare(o.at, t) })
+	return i
+}
+
+// drop takes the latest slot of a level away, if there is one.
+func (s *slots) drop(level fleet.BurstLevel) {
+	if s.of[level] == 0 {
+		return
+	}
+	s.of[level]--
+	if s.laterOf[level] > 0 {
+		s.later--
+		s.laterOf[level]--
+		if s.laterShared > s.later {
+			s.laterShared--
+			s.shared--
+		}
+		return
+	}
+	i := len(s.due) - 1
+	for s.due[i].level != level {
+		i--
+	}
+	if s.due[i].shared {
+		s.shared--
+	}
+	if s.due = slices.Delete(s.due, i, i+1); len(s.due) == 0 && s.later > 0 {
+		s.recall()
+	}
+}
+
 // postpone keeps a slot by number alone.
 func (s *slots) postpone(n slot) {
 	s.later++
@@ -203,10 +237,7 @@ type turn struct {
 	early    bool // it came before its time
 	alone    bool // nobody else uses the pool
 	most     int  // slots that its account may have in the line
-	due      bool // it came when it was told to
-	counts   bool // it says how often it was tried
 	drawn    bool // a slot of its client's queue is drawn
-	again    bool // it was tried before
 	live     int  // requests that its account has in flight …
 	below    bool // … which is less than its share
 	// each is the time between two ends of the account's share, takes how long one
@@ -249,7 +280,7 @@ func (s *slots) giveLast(t *turn, pace time.Duration) (time.Duration, bool) {
 	return s.keep(t, at, false, pace), true
 }
 
-// free is how many slots of the line the account may have however long that is.
+// free is how many slots of the line the account may have.
 func (s *slots) free(earliness float64, most int) int {
 	return max(1, min(most, freeSlots>>int(min(earliness, freeSlots))))
 }

@@ -102,7 +102,7 @@ const (
 	ReasonAdmitted    Reason = iota + 1
 	ReasonBusy               // every endpoint is at its limit (the plan says so)
 	ReasonNoRoom             // no endpoint's KV cache has room for it now (the plan says so)
-	ReasonConcurrency        // the client has as many in flight as its limit lets it
+	ReasonConcurrency        // the client has as many in flight as its limit lets it, or the last are promised to others of it
 	ReasonTurn               // the last places are for others of the client's requests, that were told to come now
 	ReasonShare              // the pool is full and the client has its share of it
 	ReasonLevel              // the pool is full and the burst level has its budget of it

@@ -247,11 +247,9 @@ routes:
 		}
 	}
 	t.Logf("served %d, refused %d, at most %d on the server that stays", served.Load(), refused.Load(), stays.peak.Load())
-	if undecided := metric(s.metricsPage(t), "fairlead_requests_undecided_total"); undecided > 0 {
-		t.Logf("%v requests passed undecided, on a machine that was too busy: nothing is said of the limit", undecided)
-		return
-	}
-	if n := stays.peak.Load(); n > 4 {
+	// On a machine that is too busy some pass undecided, each of which may be one more.
+	undecided := metric(s.metricsPage(t), "fairlead_requests_undecided_total")
+	if n := stays.peak.Load(); float64(n) > 4+undecided {
 		t.Errorf("the server that stays had %d at a time; its limit is 4", n)
 	}
 }

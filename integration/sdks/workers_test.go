@@ -9,6 +9,33 @@ import (
 	"time"
 )
 
+// work has workers do something over and over for a while, until it fails; the servers
+// take so long to answer.
+func (p *place) work(t *testing.T, c client, workers int, takes, runs time.Duration, do func() error) {
+	t.Helper()
+	p.upstream.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-time.After(takes):
+			c.answer.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+	}))
+	ctx, cancel := context.WithTimeout(context.Background(), runs)
+	defer cancel()
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := do(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
 // TestWorkersOfOneKeyAreServedInTurn: 24 workers behind one official client, which
 // tries each request three times, on eight places. Each goes on as soon as it has its
 // answer or an error.
@@ -23,32 +50,18 @@ func TestWorkersOfOneKeyAreServedInTurn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachClient(t, row.route, row.pool, row.limits, func(t *testing.T, c client, p *place) {
-				p.upstream.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					select {
-					case <-time.After(takes):
-						c.answer.ServeHTTP(w, r)
-					case <-r.Context().Done():
-					}
-				}))
 				var served, failed atomic.Int64
-				ctx, cancel := context.WithTimeout(context.Background(), runs)
-				defer cancel()
-				var all sync.WaitGroup
-				for range workers {
-					all.Go(func() {
-						for ctx.Err() == nil {
-							if _, _, err := c.ask(context.Background(), p.url, 16); err == nil {
-								served.Add(1)
-							} else if f, ok := c.failed(err); ok && f.status == http.StatusTooManyRequests {
-								failed.Add(1)
-							} else {
-								t.Errorf("%v", err)
-								return
-							}
-						}
-					})
-				}
-				all.Wait()
+				p.work(t, c, workers, takes, runs, func() error {
+					_, _, err := c.ask(context.Background(), p.url, 16)
+					if f, ok := c.failed(err); ok && f.status == http.StatusTooManyRequests {
+						failed.Add(1)
+						return nil
+					}
+					if err == nil {
+						served.Add(1)
+					}
+					return err
+				})
 				most := places * int64(runs/takes)
 				t.Logf("%d served, of %d at most; %d used up their retries", served.Load(), most, failed.Load())
 				if 10*failed.Load() > served.Load() {
@@ -71,31 +84,19 @@ func TestProgramsThatAskAgainThemselvesAreServed(t *testing.T) {
 	}
 	const workers, takes, runs = 4, 400 * time.Millisecond, 8 * time.Second
 	eachClient(t, "defaultMaxTokens: 40", "maxInFlight: 64", "limits: [{ name: each, concurrency: 1 }]", func(t *testing.T, c client, p *place) {
-		p.upstream.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(takes)
-			c.answer.ServeHTTP(w, r)
-		}))
 		var served, refused atomic.Int64
-		ctx, cancel := context.WithTimeout(context.Background(), runs)
-		defer cancel()
-		var all sync.WaitGroup
-		for range workers {
-			all.Go(func() {
-				for ctx.Err() == nil {
-					switch wait, err := c.once(context.Background(), p.url); {
-					case err != nil:
-						t.Errorf("%v", err)
-						return
-					case wait > 0:
-						refused.Add(1)
-						time.Sleep(wait)
-					default:
-						served.Add(1)
-					}
-				}
-			})
-		}
-		all.Wait()
+		p.work(t, c, workers, takes, runs, func() error {
+			wait, err := c.once(context.Background(), p.url)
+			switch {
+			case err != nil:
+			case wait > 0:
+				refused.Add(1)
+				time.Sleep(wait)
+			default:
+				served.Add(1)
+			}
+			return err
+		})
 		most := int64(runs / takes)
 		t.Logf("%d served, of %d at most; %d refusals", served.Load(), most, refused.Load())
 		if served.Load()*2 < most {

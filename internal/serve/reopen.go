@@ -52,11 +52,11 @@ const reopenEarly = 150 * time.Millisecond
 // statusOverloaded is Anthropic's "overloaded".
 const statusOverloaded = 529
 
-// gate is whether an endpoint takes requests that told callers to stay away: from
+// closure is whether an endpoint takes requests that told callers to stay away: from
 // until on, in steps. If it still wants none, that is known reopenEarly after the first
 // asked; all that are let in until then go on to the next pool by Envoy itself, where
 // nothing was kept for them. So one asks first.
-type gate struct {
+type closure struct {
 	until time.Time // zero if it never told
 	// guessed: it did not say for how long. Then a request has to show that it is open.
 	guessed bool
@@ -81,59 +81,59 @@ const (
 )
 
 // outcome takes what Envoy logged of an attempt that reached the endpoint, or ended.
-func (g *gate) outcome(o *fleet.Outcome) {
+func (c *closure) outcome(o *fleet.Outcome) {
 	wait := closedFor(o)
 	switch {
 	case wait > 0:
-		if until := o.At.Add(wait); until.After(g.until) {
-			*g = gate{until: until, guessed: o.RetryAfter == 0}
+		if until := o.At.Add(wait); until.After(c.until) {
+			*c = closure{until: until, guessed: o.RetryAfter == 0}
 		}
-	case g.until.IsZero() || o.At.Before(g.until):
+	case c.until.IsZero() || o.At.Before(c.until):
 		// It may have begun before the endpoint closed.
-	case o.Kind == fleet.AttemptStarted && g.asked.IsZero():
-		g.asked, g.asker = o.At, o.ID
-	case o.Kind == fleet.AttemptEnded && o.Code > 0 && o.ID == g.asker && !g.asked.IsZero() && g.answered.IsZero():
+	case o.Kind == fleet.AttemptStarted && c.asked.IsZero():
+		c.asked, c.asker = o.At, o.ID
+	case o.Kind == fleet.AttemptEnded && o.Code > 0 && o.ID == c.asker && !c.asked.IsZero() && c.answered.IsZero():
 		if refuses(o.Code) { // for itself alone, as it seems: another may ask
-			g.asked, g.asker = time.Time{}, ""
+			c.asked, c.asker = time.Time{}, ""
 			return
 		}
-		g.answered = o.At
+		c.answered = o.At
 	}
 }
 
-func (g *gate) closed(now time.Time) bool { return now.Before(g.until) }
+func (c *closure) closed(now time.Time) bool { return now.Before(c.until) }
 
 // open is from when on more than one may ask, as far as it is known. Where the endpoint
 // said itself when it wants requests again, it is that time.
-func (g *gate) open() time.Time {
+func (c *closure) open() time.Time {
 	switch {
-	case !g.guessed:
-		return g.until.Add(reopenEarly)
-	case !g.answered.IsZero():
-		return g.answered
-	case !g.asked.IsZero():
-		return g.asked.Add(reopenEarly)
+	case !c.guessed:
+		return c.until.Add(reopenEarly)
+	case !c.answered.IsZero():
+		return c.answered
+	case !c.asked.IsZero():
+		return c.asked.Add(reopenEarly)
 	}
-	return g.until.Add(unasked)
+	return c.until.Add(unasked)
 }
 
 // limit is what the endpoint may have in flight, by its limit (0 is none) otherwise and
 // what it has. While it is closed that is its limit, of which it takes nothing. It is
 // called at each tick.
-func (g *gate) limit(limit, inFlight int32, now time.Time) int32 {
-	if g.until.IsZero() || g.closed(now) || limit == 0 {
+func (c *closure) limit(limit, inFlight int32, now time.Time) int32 {
+	if c.until.IsZero() || c.closed(now) || limit == 0 {
 		return limit
 	}
-	if !g.noted {
-		g.ran, g.noted = max(0, inFlight), true
+	if !c.noted {
+		c.ran, c.noted = max(0, inFlight), true
 	}
-	since := now.Sub(g.open())
+	since := now.Sub(c.open())
 	steps := since / openStep
 	switch {
 	case since < 0:
-		return min(limit, g.ran+1)
+		return min(limit, c.ran+1)
 	case steps >= openSteps:
 		return limit
 	}
-	return min(limit, g.ran+max(1, limit/openPart)<<steps)
+	return min(limit, c.ran+max(1, limit/openPart)<<steps)
 }

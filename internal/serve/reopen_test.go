@@ -45,7 +45,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		"a small limit":                         {3, []event{told}, map[time.Duration]int32{1850 * ms: 1, 2000 * ms: 1, 2100 * ms: 2, 2200 * ms: 3}},
 		"no limit":                              {0, []event{told}, map[time.Duration]int32{1850 * ms: 0}},
 	} {
-		var g gate
+		var g closure
 		begin := time.Now()
 		for _, e := range row.events {
 			g.outcome(&fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)})
@@ -70,7 +70,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 // has, and one more is let in to ask, then a quarter of its limit beside it.
 func TestWhatRanBeforeKeepsNobodyFromAsking(t *testing.T) {
 	begin := time.Now()
-	g := gate{until: begin}
+	g := closure{until: begin}
 	for _, row := range []struct {
 		after    time.Duration
 		inFlight int32
@@ -80,7 +80,7 @@ func TestWhatRanBeforeKeepsNobodyFromAsking(t *testing.T) {
 			t.Errorf("%v after it opens, with %d in flight: %d; want %d", row.after, row.inFlight, got, row.want)
 		}
 	}
-	full := gate{until: begin}
+	full := closure{until: begin}
 	if got := full.limit(8, 12, begin); got != 8 {
 		t.Errorf("a limit of %d where 12 run; want its own", got)
 	}
@@ -93,7 +93,7 @@ func TestOpeningIsNoRisk(t *testing.T) {
 	whole := s.poolViews(time.Now(), inputs.Pools)[0]
 	limit := inputs.Pools[0].Endpoints[0].MaxInFlight
 	now := time.Now()
-	s.endpoints[s.key(0)].gate.until = now.Add(-reopenEarly)
+	s.endpoints[s.key(0)].closed.until = now.Add(-reopenEarly)
 	inputs, _ = s.step(now)
 	view := s.poolViews(now, inputs.Pools)[0]
 	if got := inputs.Pools[0].Endpoints[0]; got.Closed || got.MaxInFlight != limit/4 {

@@ -60,8 +60,8 @@ type tracker struct {
 	since   time.Time
 	foreign own.Foreign
 	sent    own.Sent
-	// gate is whether it takes requests, after it told callers to stay away.
-	gate gate
+	// closed is whether it takes requests, after it told callers to stay away.
+	closed closure
 	// holds is the limit that the last tick gave it, also while it opens.
 	holds int32
 	limit admission.EndpointLimit
@@ -153,7 +153,7 @@ func (s *scoring) outcome(o fleet.Outcome) {
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 	}
-	t.gate.outcome(&o)
+	t.closed.outcome(&o)
 }
 
 // admitted returns the config that the last tick went by, and what admission made
@@ -382,11 +382,11 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 			limit = max(1, limit-t.foreign.Requests())
 		}
 		t.holds = limit
-		limit = t.gate.limit(limit, s.ledger.InFlight(slot), now)
+		limit = t.closed.limit(limit, s.ledger.InFlight(slot), now)
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
 			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, KVSize: v.KVSize, Risk: v.Risk, State: v.State,
-			Closed: t.gate.closed(now),
+			Closed: t.closed.closed(now),
 		})
 	})
 	return input

@@ -342,7 +342,7 @@ func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
 	key := fleet.EndpointKey{Pool: "h100", Address: cfg.Pools[0].Endpoints[0].Address}
 	now := time.Now()
 	closedAfter := func(code int, wait, later time.Duration) bool {
-		s.endpoints[key].gate = gate{}
+		s.endpoints[key].closed = closure{}
 		s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Code: code, RetryAfter: wait, At: now})
 		inputs, _ := s.step(now.Add(later))
 		if inputs.Pools[0].Endpoints[1].Closed {

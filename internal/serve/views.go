@@ -121,7 +121,7 @@ func (s *scoring) reopens(now time.Time, p *plan.PoolInput) time.Duration {
 		case !e.Closed:
 			return 0
 		default:
-			first = min(first, s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].gate.until.Sub(now))
+			first = min(first, s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].closed.until.Sub(now))
 		}
 	}
 	if first == math.MaxInt64 {
