@@ -33,6 +33,7 @@ type claim struct {
 	seen          time.Duration // until when it is known to have run
 	until         time.Duration
 	blindUntil    time.Duration // the end of its lease where nobody tells of requests
+	began, ends   time.Duration // ends: not before, see ends; 0 is unknown
 	input, output fleet.Tokens
 	answers       fleet.Tokens // at least 1
 	unread        bool         // input and output stand for a body that nobody read
@@ -155,7 +156,7 @@ func (t *claims) renew(o *fleet.Outcome, at *pool, until, now time.Duration) (c 
 	k.confirm(o, until, now)
 	if at != nil && at != k.pool {
 		c, moved = *k, true
-		k.pool = at
+		k.pool, k.began = at, now
 	}
 	return c, false, moved
 }

@@ -76,6 +76,7 @@ type client struct {
 type use struct {
 	limit string
 	live  int
+	ends  ends
 	// slots are for its concurrency, and held is how many of those requests came back
 	// and are held. next is the last slot for its rates.
 	slots slots
@@ -90,6 +91,7 @@ type account struct {
 	class  fleet.RequestClass
 	weight float64
 	live   int
+	ends   ends
 	mean   float64 // of live, over demandOver
 	slots  slots
 	came   time.Duration // when a request came last

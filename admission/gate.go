@@ -107,11 +107,12 @@ type bid struct {
 	fair     bool
 	now      time.Duration
 	cost     fleet.Tokens
-	reserved bool // rates count
-	counts   bool // what it says of its tries can be gone by
-	early    bool // it was told to come later
-	due      bool // it was told to come by now
-	mine     bool // … for a place of its limit, not of the pool
+	reserved bool          // rates count
+	counts   bool          // what it says of its tries can be gone by
+	early    bool          // it was told to come later
+	due      bool          // it was told to come by now
+	mine     bool          // … for a place of its limit, not of the pool
+	ends     time.Duration // not before, if it enters; see ends
 }
 
 // Admit lets a request in, or says why not and when to come back. An admitted
@@ -147,7 +148,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	}
 	v := Verdict{Reason: got.Reason, Standing: b.standing(got)}
 	c.mu.Lock()
-	c.leave(b.pool, b.class, b.use())
+	c.leave(b.pool, b.class, b.use(), b.ends)
 	b.pool.leave(a.Level)
 	v.Refusal = c.refuse(&b, got.Reason, v.Standing)
 	c.mu.Unlock()
@@ -259,7 +260,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	if b.ask.ID != "" {
 		k := claim{
 			id: b.ask.ID, key: b.ask.Client, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
-			seen: b.now, until: until, blindUntil: blindUntil, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
+			seen: b.now, until: until, blindUntil: blindUntil, began: b.now, ends: b.ends, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			answers: fleet.Tokens(max(1, b.ask.Answers)), unread: b.ask.Unread,
 			level: b.ask.Level, class: b.class,
 		}
@@ -277,7 +278,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 		return false
 	}
 	c.mu.Lock()
-	c.leave(b.pool, b.class, "")
+	c.leave(b.pool, b.class, "", b.ends)
 	c.mu.Unlock()
 	// One second later than it ends at the earliest, and never a lap too late.
 	second := int64(until/time.Second) + 1
@@ -326,7 +327,7 @@ func (g *Gate) Drop(id string) {
 // leave takes the claim from its client.
 func (k *claim) leave() {
 	k.client.mu.Lock()
-	k.client.leave(k.pool, k.class, k.limit)
+	k.client.leave(k.pool, k.class, k.limit, k.ends)
 	k.client.mu.Unlock()
 }
 
@@ -392,10 +393,13 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	}
 	c.live++
 	a.live++
+	b.ends = b.pool.levels[b.ask.Level].endsAfter(b.now)
+	a.ends.add(b.ends)
 	a.again = false
 	a.stir()
 	if u != nil {
 		u.live++
+		u.ends.add(b.ends)
 	}
 	return ReasonAdmitted, nearly(a, u, b, share)
 }
@@ -433,20 +437,27 @@ func (c *client) enterAgain(k *claim) {
 	c.live++
 	a := c.account(k.pool, k.class)
 	a.live++
+	a.ends.add(k.ends)
 	a.stir()
 	if a.weight == 0 {
 		a.weight = classWeight(k.class)
 	}
 	if k.limit != "" {
-		c.use(k.limit).live++
+		u := c.use(k.limit)
+		u.live++
+		u.ends.add(k.ends)
 	}
 }
 
 // leave takes a request out of flight. The client is locked.
-func (c *client) leave(p *pool, class fleet.RequestClass, limit string) {
+func (c *client) leave(p *pool, class fleet.RequestClass, limit string, ends time.Duration) {
 	c.live--
-	c.account(p, class).live--
+	a := c.account(p, class)
+	a.live--
+	a.ends.drop(ends)
 	if limit != "" {
-		c.use(limit).live--
+		u := c.use(limit)
+		u.live--
+		u.ends.drop(ends)
 	}
 }

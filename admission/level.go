@@ -27,6 +27,12 @@ const (
 	// long, and come once or twice in vain if it is too short.
 	guessShare = 0.25
 	guessMost  = 5 * time.Second
+	// coldMost bounds how long an answer is waited for while none has ended, by those that
+	// came in vain for a shorter guess: it is the last time that official SDKs try. A choice.
+	coldMost = 10 * time.Second
+	// coldLeast is how long answers are taken to need at least until one has ended: nobody
+	// is told to come before.
+	coldLeast = hope / 2
 	// slowest and fastest bound how far a pool's answers may be from perToken.
 	slowest, fastest = 4.0, 0.01
 	// looseSeconds is longer than any lease.
@@ -39,9 +45,13 @@ type level struct {
 	live   atomic.Int64
 	budget atomic.Int64 // of live, while the pool is full
 	line   line
+	waits  atomic.Int64 // slots that are outstanding, as of the last step
 	// expected is how long a request is in flight, ns; usual is how long it is by what
 	// logs told of alone, for those that nobody will tell the end of.
 	expected, usual atomic.Int64
+	answers         answers
+	// cold is how long an answer may well take while none has ended, ns; else 0.
+	cold atomic.Int64
 
 	// Sums since the last step.
 	ended                    atomic.Int64
@@ -56,6 +66,8 @@ type level struct {
 	ends       float64 // per second
 	demand     float64 // mean in flight
 	waiting    int     // slots that are outstanding
+	own        bool    // it has a budget
+	wants      float64 // of those that wait, who may enter by their clients' shares
 	events     float64 // ends, and …
 	exposure   float64 // … the seconds in flight they came of; both over exposureOver
 	meanInput  float64
@@ -79,6 +91,22 @@ func (l *level) init(of fleet.BurstLevel, limit float64) {
 func (l *level) end() {
 	l.live.Add(-1)
 	l.ended.Add(1)
+}
+
+// least is how long requests of the level run at least, 0 if that is unknown.
+func (l *level) least() time.Duration {
+	if l.cold.Load() > 0 {
+		return coldLeast
+	}
+	return time.Duration(l.answers.shortest.Load())
+}
+
+// endsAfter is before when a request that enters now hardly ends; 0 if that is unknown.
+func (l *level) endsAfter(now time.Duration) time.Duration {
+	if least := l.least(); least > 0 {
+		return now + least
+	}
+	return 0
 }
 
 // guess adds what an admitted request is expected to take.
@@ -107,6 +135,7 @@ func (l *level) step(dt time.Duration) {
 		l.events = l.events*keep + ended
 		l.exposure = l.exposure*keep + live*dt.Seconds()
 	}
+	l.answers.step()
 	l.hear()
 	l.learn()
 }
@@ -138,12 +167,19 @@ func (l *level) lend(of fleet.BurstLevel, speed float64) {
 // it, which counts requests that still run as well, so that the first to end, the
 // short ones, do not pass for all. A guess counts as half an end.
 func (l *level) expect(of fleet.BurstLevel, speed float64) {
-	whole := l.output(of) * perToken.Seconds()
-	l.wary = time.Duration(nanoseconds((l.exposure + whole/2) / (l.events + 0.5)))
-	guess := l.guessed(of) * speed
+	whole, guess := l.output(of)*perToken.Seconds(), l.guessed(of)*speed
 	if !l.measured {
 		guess = min(guess, guessMost.Seconds())
 	}
+	if l.answers.ends > 0 {
+		whole, guess = l.answers.mean(whole), l.answers.mean(guess)
+	}
+	cold := int64(0)
+	if l.answers.ends == 0 && l.events < 1 {
+		cold = nanoseconds(min(whole, coldMost.Seconds()))
+	}
+	l.cold.Store(cold)
+	l.wary = time.Duration(nanoseconds((l.exposure + whole/2) / (l.events + 0.5)))
 	seconds := (l.exposure + guess/2) / (l.events + 0.5)
 	// Before any has ended that is no estimate: they may all have begun at once, and
 	// end at once. They take twice as long as until now.
@@ -212,7 +248,11 @@ func over(capacity float64, each time.Duration) float64 {
 // pace lets refused clients of the level return at the rate that is free for
 // them. What was measured counts, and before that what the capacity would end.
 func (l *level) pace(now time.Duration, capacity float64) {
-	l.line.pace(now, freeShare*max(l.ends, l.drain(capacity)), soloShare*max(l.ends, over(capacity, l.hopeful())))
+	share := freeShare
+	if l.cold.Load() > 0 {
+		share = coldShare
+	}
+	l.line.pace(now, share*max(l.ends, l.drain(capacity)), soloShare*max(l.ends, over(capacity, l.hopeful())))
 }
 
 // hopeful is how long a request is in flight, for an account that is alone in its
@@ -224,8 +264,12 @@ func (l *level) hopeful() time.Duration {
 	if l.events >= 1 {
 		return l.wary
 	}
+	least := hope
+	if l.answers.ends > 0 {
+		least = time.Duration(nanoseconds(l.answers.mean(hope.Seconds())))
+	}
 	age := l.exposure / max(1, float64(l.live.Load()))
-	return min(l.wary, max(hope, time.Duration(2*age*float64(time.Second))))
+	return min(l.wary, max(least, time.Duration(2*age*float64(time.Second))))
 }
 
 // blend moves a mean towards the mean of n more samples; the first samples are

@@ -23,7 +23,9 @@ const (
 	absentAfter = time.Second
 	// freeShare is the part of the requests that end whose places are left to
 	// those that return; the rest is taken by those that come for the first time.
-	freeShare = 0.3
+	freeShare = 0.5
+	// coldShare is that part while no request has ended: what they take is a guess.
+	coldShare = 0.3
 	// soloShare is that part where one account alone uses the pool and sends no
 	// more than it was told: the rest is for ends that bunch.
 	soloShare = 0.8
@@ -35,31 +37,43 @@ const (
 // slot, one spacing after the one before (GCRA, ITU-T I.371 Annex A). So they
 // come back at the rate at which places become free for them, not all at once.
 type line struct {
-	tail    atomic.Int64 // the slot given last
+	tail    tail
 	spacing atomic.Int64 // of slots, ns; more than 0
 	solo    atomic.Int64 // the same for an account that is alone in the pool
 	// returned and gone count, since the last step, slots that were used and
 	// slots whose clients did not come; others are returns without a slot here, as
 	// of those that another pool sent away.
 	returned, gone, others atomic.Int64
-	// Of steps alone: returning is ρ, the share of refused requests that come back,
-	// laid the widest spacing of the slots in line.
+	// returning is ρ, the share of refused requests that come back. Of steps alone.
 	returning float64
-	laid      int64
 }
 
-// next takes the next slot, a spacing after the last, unless that would be later than patience allows:
-// then it takes none, and returns when the slot would have been.
-func (l *line) next(now, patience, spacing time.Duration) (slot time.Duration, ok bool) {
+// tail is the end of a line.
+type tail struct {
+	at atomic.Int64 // the slot given last
+	// laid is the widest spacing of the slots in line. Of steps alone.
+	laid int64
+}
+
+// next takes the next slot from a time on, a spacing after the last, unless that would
+// be later than until: then it takes none, and returns when the slot would have been.
+func (t *tail) next(from, until, spacing time.Duration) (slot time.Duration, ok bool) {
 	for {
-		tail := l.tail.Load()
-		slot := max(int64(now+retryFloor), tail) + int64(spacing)
-		if slot > int64(now+patience) {
+		last := t.at.Load()
+		slot := max(int64(from), last) + int64(spacing)
+		if slot > int64(until) {
 			return time.Duration(slot), false
 		}
-		if l.tail.CompareAndSwap(tail, slot) {
+		if t.at.CompareAndSwap(last, slot) {
 			return time.Duration(slot), true
 		}
+	}
+}
+
+// after moves a tail to a time that is later.
+func (t *tail) after(at int64) {
+	if last := t.at.Load(); last < at {
+		t.at.CompareAndSwap(last, at) // else a slot was given just now
 	}
 }
 
@@ -76,7 +90,7 @@ func (l *line) pace(now time.Duration, free, solo float64) {
 	}
 	l.spacing.Store(l.apart(free))
 	l.solo.Store(l.apart(solo))
-	l.shorten(now)
+	l.tail.shorten(now, l.spacing.Load())
 }
 
 // apart is the spacing of slots of which so many per second are to be used, ns.
@@ -85,18 +99,18 @@ func (l *line) apart(rate float64) int64 {
 	return int64(min(max(spacing, float64(time.Microsecond)), float64(time.Hour)))
 }
 
-// shorten moves up the tail of a line that was laid with more than twice the
+// shorten moves up a tail that was laid with more than twice the
 // spacing, as at a cold start: those that come now needn't wait behind slots that
 // were given by a bad guess. With both, slots are 1½ times as dense at most.
-func (l *line) shorten(now time.Duration) {
-	spacing, tail := l.spacing.Load(), l.tail.Load()
-	ahead := tail - int64(now+retryFloor)
+func (t *tail) shorten(now time.Duration, spacing int64) {
+	last := t.at.Load()
+	ahead := last - int64(now+retryFloor)
 	switch {
-	case ahead <= 0, l.laid < spacing:
-		l.laid = spacing
-	case 2*spacing < l.laid:
-		shorter := int64(now+retryFloor) + int64(float64(ahead)*float64(spacing)/float64(l.laid))
-		l.tail.CompareAndSwap(tail, shorter) // else a slot was given just now: next time
-		l.laid = spacing
+	case ahead <= 0, t.laid < spacing:
+		t.laid = spacing
+	case 2*spacing < t.laid:
+		shorter := int64(now+retryFloor) + int64(float64(ahead)*float64(spacing)/float64(t.laid))
+		t.at.CompareAndSwap(last, shorter) // else a slot was given just now: next time
+		t.laid = spacing
 	}
 }

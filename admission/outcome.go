@@ -24,6 +24,9 @@ func (g *Gate) Apply(o fleet.Outcome) {
 		if k, ok := g.claims.take(o.ID); ok {
 			k.sight(at)
 			k.pool.levels[k.level].toldEnds.Add(1)
+			if o.Cause == fleet.CauseOK && o.Code < 400 {
+				k.pool.levels[k.level].answers.add(at - k.began)
+			}
 			k.release()
 			k.excuse(&o, at)
 			g.account(&k, &o)
@@ -59,9 +62,12 @@ func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
 // or passed its own pool by. What it takes of its client's limit stays.
 func (k *claim) move(to *pool) {
 	k.client.mu.Lock()
-	k.client.account(k.pool, k.class).live--
+	from := k.client.account(k.pool, k.class)
+	from.live--
+	from.ends.drop(k.ends)
 	a := k.client.account(to, k.class)
 	a.live++
+	a.ends.add(k.ends)
 	a.stir()
 	if a.weight == 0 {
 		a.weight = classWeight(k.class)

@@ -56,11 +56,16 @@ type pool struct {
 	due atomic.Int64
 	// soon is how many requests may come so within soonLeads times lead.
 	soon atomic.Int64
+	// firstEnd is before when none of its requests hardly ends; 0 is unknown.
+	firstEnd atomic.Int64
 	// held is how many requests came when they were told to, and are held.
 	held atomic.Int64
 	// lead is for how long before a slot its place is kept, ns.
 	lead   atomic.Int64
 	levels [fleet.BurstLevels]level
+	// tail is of the line of all levels that have no budget of their own: each alone
+	// would give slots for all places of the pool.
+	tail tail
 
 	// Of steps alone.
 	step     uint64  // the one it took part in last
@@ -74,6 +79,7 @@ type pool struct {
 	demands  []demand
 	active   int
 	coming   int64
+	earliest time.Duration // end of a request, see ends
 	hoping   int64
 	horizon  time.Duration // up to which slots are due about now
 	farther  time.Duration // the same for soon
@@ -208,11 +214,12 @@ func (p *pool) slew(view *PoolView, dt time.Duration) {
 // begin starts a step: what clients want is gathered after it.
 func (p *pool) begin(step uint64, now time.Duration) {
 	p.step, p.demands, p.active, p.coming, p.hoping = step, p.demands[:0], 0, 0, 0
+	p.earliest = math.MaxInt64
 	lead := p.nextEnd()
 	p.horizon, p.farther = now+lead, now+soonLeads*lead
 	p.lead.Store(int64(lead))
 	for i := range p.levels {
-		p.levels[i].waiting = 0
+		p.levels[i].waiting, p.levels[i].wants = 0, 0
 	}
 }
 
@@ -230,6 +237,11 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	p.accounts.Store(int64(p.active))
 	p.due.Store(p.coming)
 	p.soon.Store(p.hoping)
+	first := int64(0)
+	if p.earliest < math.MaxInt64 && p.foreign.Load() == 0 {
+		first = int64(p.earliest)
+	}
+	p.firstEnd.Store(first)
 	if view != nil {
 		p.slew(view, dt)
 		p.places.Store(int64(view.Places))
@@ -312,7 +324,8 @@ func (p *pool) divide() {
 	var wants [fleet.BurstLevels]demand
 	wanting := 0
 	for i := range p.levels {
-		wants[i] = demand{p.levels[i].want(), 1}
+		l := &p.levels[i]
+		wants[i] = demand{l.has() + l.wants, 1}
 		if wants[i].want > 0.01 {
 			wanting++
 		}
@@ -328,10 +341,11 @@ func (p *pool) divide() {
 	}
 }
 
+// has is how many of a level are in flight, or were of late.
+func (l *level) has() float64 { return max(float64(l.live.Load()), l.demand) }
+
 // want is how many of a level would be in flight if they could.
-func (l *level) want() float64 {
-	return max(float64(l.live.Load()), l.demand) + float64(l.waiting)
-}
+func (l *level) want() float64 { return l.has() + float64(l.waiting) }
 
 // pace sets the pace of all lines.
 func (p *pool) pace(now time.Duration) {
@@ -343,6 +357,40 @@ func (p *pool) pace(now time.Duration) {
 			room = min(p.holds, float64(b))
 		}
 		l.pace(now, room)
+	}
+	p.line(now)
+}
+
+// tailOf is the end of the line in which a level's requests wait.
+func (p *pool) tailOf(of fleet.BurstLevel) *tail {
+	if l := &p.levels[of]; l.budget.Load() < math.MaxInt64 {
+		return &l.line.tail
+	}
+	return &p.tail
+}
+
+// line keeps the tail of the line of all levels: its slots are as far apart as those that
+// wait would have them. A level that has a budget since now takes its own out of it, and
+// gives them back when it has none.
+func (p *pool) line(now time.Duration) {
+	spacing, waiting := 0.0, 0
+	for i := range p.levels {
+		l := &p.levels[i]
+		l.waits.Store(int64(l.waiting))
+		apart := l.line.spacing.Load()
+		spacing += float64(l.waiting) * float64(apart)
+		waiting += l.waiting
+		own := l.budget.Load() < math.MaxInt64
+		switch {
+		case own && !l.own:
+			l.line.tail.after(min(int64(now+retryFloor)+int64(l.waiting)*apart, p.tail.at.Load()))
+		case l.own && !own:
+			p.tail.after(l.line.tail.at.Load())
+		}
+		l.own = own
+	}
+	if waiting > 0 {
+		p.tail.shorten(now, int64(spacing/float64(waiting)))
 	}
 }
 

@@ -46,9 +46,9 @@ func ahead(share, part float64) float64 { return min(keptMost, math.Sqrt(2*part*
 // its moment is drawn within the time of one end: those that were refused together
 // would else return together, each in its own queue.
 func (s *slots) queue(t *turn) (time.Duration, bool) {
-	at := t.now + retryFloor + t.queued
+	at := t.now + t.queued
 	if t.drawn {
-		at -= spread(t.seed, min(t.each, t.queued))
+		at = max(at-spread(t.seed, min(t.each, t.queued-retryFloor)), t.first)
 	}
 	if at > t.now+t.patience {
 		return at, false
@@ -73,26 +73,50 @@ func (s *slots) waiting(now time.Duration) [fleet.BurstLevels]int32 {
 // queued is how long the queue of a level is for a share of which one ends in each:
 // the time until all that wait have had a place, and one more. While levels have no
 // budgets of their own, those of the others are in one queue with them.
-func (a *account) queued(now time.Duration, of fleet.BurstLevel, each time.Duration) time.Duration {
+func (a *account) queued(now time.Duration, of fleet.BurstLevel, each time.Duration, share float64) time.Duration {
 	waiting := a.slots.waiting(now)
-	sum := float64(waiting[of] + 1)
-	if l := &a.pool.levels[of]; l.budget.Load() == math.MaxInt64 {
-		for i, n := range waiting {
-			if n > 0 && i != int(of) {
-				sum += float64(n) * float64(a.pool.levels[i].expected.Load()) / float64(max(1, l.expected.Load()))
+	n := float64(waiting[of] + 1)
+	l := &a.pool.levels[of]
+	if l.budget.Load() == math.MaxInt64 {
+		for i, others := range waiting {
+			if others > 0 && i != int(of) {
+				n += float64(others) * float64(a.pool.levels[i].expected.Load()) / float64(max(1, l.expected.Load()))
 			}
 		}
 	}
-	return span(sum * float64(each) / queueShare)
+	if a.hopes(share) {
+		return max(retryFloor+span(n*float64(each)/queueShare), time.Duration(a.pool.firstEnd.Load())-now)
+	}
+	return a.ends.queue(now, n, l.shareOf(a.live, each)) - now
+}
+
+// hopes reports whether the account's next place may well be one that others leave.
+func (a *account) hopes(share float64) bool {
+	return a.pool.accounts.Load() > 1 && float64(a.live+1) < share
+}
+
+// firstEnd is before when no place for the account hardly becomes free; 0 if that is
+// unknown.
+func (a *account) firstEnd(share float64) time.Duration {
+	if a.hopes(share) {
+		return time.Duration(a.pool.firstEnd.Load())
+	}
+	return a.ends.first(a.live)
 }
 
 // queued is how long the queue behind a client's own requests is, of all levels.
-func (u *use) queued(b *bid) time.Duration {
-	sum := float64(b.pool.levels[b.ask.Level].expected.Load())
-	for i, n := range u.slots.waiting(b.now) {
-		sum += float64(n) * float64(b.pool.levels[i].expected.Load())
+func (u *use) queued(now time.Duration, b *bid) time.Duration {
+	l := &b.pool.levels[b.ask.Level]
+	n, takes := 1.0, float64(max(1, l.expected.Load()))
+	for i, others := range u.slots.waiting(now) {
+		n += float64(others) * float64(b.pool.levels[i].expected.Load()) / takes
 	}
-	return span(sum / float64(b.cap) / queueShare)
+	return u.ends.queue(now, n, l.shareOf(u.live, u.each(b))) - now
+}
+
+// shareOf is a share of which so many of the level are in flight, and one ends in each.
+func (l *level) shareOf(live int, each time.Duration) *share {
+	return &share{live: live, each: max(1, each), takes: time.Duration(max(1, l.expected.Load())), least: l.least()}
 }
 
 // span is a time of so many ns, an hour at most.
@@ -103,8 +127,8 @@ func span(ns float64) time.Duration { return time.Duration(min(ns, float64(time.
 // than one answer takes: all that run now have ended then, also where they began
 // together.
 func (s *slots) insist(t *turn) (time.Duration, bool) {
-	wait := max(retryFloor, time.Duration(ahead(t.share, keptTwice)*float64(t.each)), min(t.takes, t.queued))
-	at := max(t.now+wait, s.lastFirm+t.each)
+	wait := max(retryFloor, time.Duration(ahead(t.share, keptTwice)*float64(t.each)), min(t.takes, t.queued), t.cold)
+	at := max(t.now+wait, s.lastFirm+t.each, t.first)
 	if at > t.now+t.patience {
 		return at, false
 	}
@@ -166,7 +190,10 @@ func (a *account) yields(b *bid, share float64) bool {
 	if budget := l.budget.Load(); budget < math.MaxInt64 {
 		left = min(left, budget-l.live.Load())
 	}
-	each := p.each(level, share, p.accounts.Load() <= 1)
+	if b.fair && p.full() {
+		left = min(left, a.room(share))
+	}
+	each := a.each(level, share, p.accounts.Load() <= 1)
 	promised := a.slots.promised(b.now, each, min(share, float64(p.whole.Load())), level, a.held[level], b.ask.Retry > 0)
 	return promised > 0 && left <= promised
 }
@@ -222,9 +249,12 @@ func (c *client) own(b *bid) *use {
 	return u
 }
 
-// each is the time between two ends of a share, of a level's requests. Before the
-// step that divides the pool a share is an even part of it.
-func (p *pool) each(of fleet.BurstLevel, share float64, alone bool) time.Duration {
+// each is the time between two ends of the account's share, of a level's requests.
+// Before the step that divides the pool a share is an even part of it. Where levels have
+// budgets the account has, of its share, the level's part of what waits, and of the
+// budget no more than its part of what waits of the level.
+func (a *account) each(of fleet.BurstLevel, share float64, alone bool) time.Duration {
+	p := a.pool
 	l := &p.levels[of]
 	if alone {
 		return time.Duration(soloShare * float64(l.line.solo.Load()))
@@ -234,8 +264,9 @@ func (p *pool) each(of fleet.BurstLevel, share float64, alone bool) time.Duratio
 		share = whole / float64(max(1, p.accounts.Load()))
 	}
 	share = min(share, whole)
-	if budget := l.budget.Load(); budget < math.MaxInt64 { // it has that part of the level
-		share *= min(1, float64(budget)/whole)
+	if budget := l.budget.Load(); budget < math.MaxInt64 {
+		mine := float64(a.slots.of[of] + 1)
+		share = min(share*mine/float64(a.slots.n()+1), float64(budget)*mine/max(mine, float64(l.waits.Load())))
 	}
 	return time.Duration(min(float64(l.expected.Load())/max(share, 1e-3), float64(time.Hour)))
 }

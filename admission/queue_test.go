@@ -227,7 +227,7 @@ func TestWhoHasRequestsInFlightNeedsNoLine(t *testing.T) {
 	b := w.counting("b", 0)
 	w.Admit(&b)
 	w.tick(0)
-	w.pool().levels[3].line.tail.Store(int64(time.Minute))
+	w.pool().tail.at.Store(int64(time.Minute))
 	for client, want := range map[string]bool{"a": true, "newcomer": false} {
 		ask := w.counting(client, 0)
 		if r := w.Refuse(&ask, ReasonBusy); r.ShouldRetry != want {
@@ -247,19 +247,18 @@ func TestClientsAtTheirShareQueueForThemselves(t *testing.T) {
 	b := w.counting("newcomer", 0)
 	w.Refuse(&b, ReasonBusy)
 	w.tick(0)
-	line := &w.pool().levels[3].line
-	tail := line.tail.Load()
+	tail := w.pool().tailOf(3).at.Load()
 	for range 10 {
 		a := w.counting("hog", 0)
 		if r := w.Refuse(&a, ReasonBusy); !r.ShouldRetry || r.RetryAfter > 2*time.Second {
 			t.Errorf("%+v; want it behind at most ten, of which one ends in 53 ms", r)
 		}
 	}
-	if line.tail.Load() != tail {
+	if w.pool().tailOf(3).at.Load() != tail {
 		t.Error("the line is longer by a client that has its share")
 	}
 	c := w.counting("third", 0)
-	if w.Refuse(&c, ReasonBusy); line.tail.Load() == tail {
+	if w.Refuse(&c, ReasonBusy); w.pool().tailOf(3).at.Load() == tail {
 		t.Error("a client with less than its share is not in the line")
 	}
 }

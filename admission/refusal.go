@@ -55,13 +55,14 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	from, patience := b.span()
 	a.stir()
 	alone, share := b.pool.accounts.Load() <= 1, b.pool.shareOf(b.weight)
-	each := b.pool.each(b.ask.Level, share, alone)
+	each := a.each(b.ask.Level, share, alone)
 	t := turn{
-		asked: b.now, now: from, patience: patience, line: line, level: b.ask.Level,
+		asked: b.now, now: from, patience: patience, line: line, tail: b.pool.tailOf(b.ask.Level), level: b.ask.Level,
 		early: b.early && !b.mine, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
 		drawn: !alone, live: a.live, below: a.room(share) > 0,
-		each: each, queued: a.queued(from, b.ask.Level, each),
+		each: each, queued: a.queued(from, b.ask.Level, each, share),
+		first: a.firstEnd(share), cold: time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 		share: min(share, float64(b.pool.whole.Load())),
 	}
@@ -89,7 +90,7 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 // slot at which the next that becomes free is kept for it, once in a row, if the
 // account has less than a share so small that it can't wait for its others.
 func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok bool) {
-	if !b.due {
+	if !b.due || t.cold > 0 {
 		return 0, false
 	}
 	share, lead := b.pool.shareOf(b.weight), time.Duration(b.pool.lead.Load())
@@ -99,7 +100,7 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 	}
 	a.due += 1000
 	a.pool.due.Add(1000)
-	return a.slots.keep(t, t.now+lead, true, retryFloor), true
+	return a.slots.keep(t, max(t.now+lead, t.first), true, retryFloor), true
 }
 
 // lineUp gives a slot behind the client's other requests of the limit.
@@ -107,7 +108,8 @@ func (u *use) lineUp(r *Refusal, b *bid) {
 	from, patience := b.span()
 	t := turn{
 		asked: b.now, now: from, patience: patience, level: b.ask.Level, seed: b.ask.Seed,
-		early: b.early && b.mine, each: u.each(b), queued: u.queued(b), share: float64(b.cap),
+		early: b.early && b.mine, each: u.each(b), queued: u.queued(from, b), share: float64(b.cap),
+		first: u.ends.first(u.live), cold: time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 	}
 	var slot time.Duration

@@ -233,6 +233,7 @@ type turn struct {
 	// patience is how long after now its slot may be.
 	patience time.Duration
 	line     *line
+	tail     *tail // of the line, or of all levels together
 	level    fleet.BurstLevel
 	early    bool // it came before its time
 	alone    bool // nobody else uses the pool
@@ -240,6 +241,8 @@ type turn struct {
 	drawn    bool // a slot of its client's queue is drawn
 	live     int  // requests that its account has in flight …
 	below    bool // … which is less than its share
+	cold     time.Duration
+	first    time.Duration // no place for it becomes free before
 	// each is the time between two ends of the account's share, takes how long one
 	// takes, and queued how long the queue of the client's requests is.
 	each, takes, queued time.Duration
@@ -257,8 +260,8 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	if t.early {
 		return s.giveLast(t, ownPace*spacing)
 	}
-	if !t.alone && t.below && s.shared < s.free(s.earliness(t.now), t.most) {
-		at, ok := t.line.next(t.now, t.patience, spacing)
+	if !t.alone && t.below && 2*float64(t.live) < t.share && s.shared < s.free(s.earliness(t.now), t.most) {
+		at, ok := t.tail.next(max(t.now+retryFloor, t.first), t.now+t.patience, spacing)
 		if ok {
 			return s.keep(t, at, true, spacing), true
 		}

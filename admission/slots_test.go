@@ -26,11 +26,14 @@ func busiest(returns []time.Duration, span time.Duration) int {
 }
 
 // paced is a world whose pool ends a number of requests per second.
-func paced(perSecond float64) *world {
-	w := newWorld(config(), perSecond, nil)
+func paced(perSecond float64) *world { return pacedBy(perSecond, time.Second) }
+
+// pacedBy is a world of so many places whose requests take so long.
+func pacedBy(places float64, takes time.Duration) *world {
+	w := newWorld(config(), places, nil)
 	for i := range w.pool().levels {
 		l := &w.pool().levels[i]
-		l.events, l.exposure = 1e6, 1e6 // a second each
+		l.events, l.exposure = 1e6, 1e6*takes.Seconds()
 	}
 	w.tick(0)
 	return w
@@ -48,10 +51,7 @@ func TestRefusedClientsReturnAtThePlannedRate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := paced(rapid.Float64Range(70, 3000).Draw(t, "ends per second"))
 		clients := rapid.SampledFrom([]int{1, 2, 30, 1000}).Draw(t, "clients")
-		counts, levels := rapid.Bool().Draw(t, "counts"), 1
-		if clients < 1000 { // of each level they have a queue of their own
-			levels = rapid.IntRange(1, 4).Draw(t, "levels")
-		}
+		counts, levels := rapid.Bool().Draw(t, "counts"), rapid.IntRange(1, 8).Draw(t, "levels")
 		seed := rapid.Uint64().Draw(t, "seed")
 		var returns []time.Duration
 		for _, n := range rand.New(rand.NewPCG(seed, 0)).Perm(1000) {
@@ -59,7 +59,7 @@ func TestRefusedClientsReturnAtThePlannedRate(t *testing.T) {
 			if counts {
 				a = w.counting(fmt.Sprint("client", n%clients), 0)
 			}
-			a.Seed, a.Level = seed+uint64(n), fleet.BurstLevel(3+n%levels)
+			a.Seed, a.Level = seed+uint64(n), fleet.BurstLevel(n%levels)
 			r := w.Refuse(&a, ReasonBusy)
 			if r.RetryAfter < time.Millisecond || r.RetryAfter > retryMax || r.RetryAfter%time.Millisecond != 0 {
 				t.Fatalf("told to wait %v; want whole milliseconds, 1 ms … 60 s", r.RetryAfter)
@@ -151,7 +151,7 @@ func TestClientThatReturnsTooEarlyWaitsLongerEachTime(t *testing.T) {
 }
 
 func TestSlotPastTheCallersTimeIsNotGiven(t *testing.T) {
-	w := paced(4) // a slot each 0.83 s
+	w := paced(2.4) // a slot each 0.83 s
 	for i, row := range []struct {
 		timeout time.Duration
 		retry   bool
@@ -169,7 +169,7 @@ func TestSlotPastTheCallersTimeIsNotGiven(t *testing.T) {
 }
 
 func TestSlotsPastTheCapAreNotGivenAndNotAllTheSame(t *testing.T) {
-	w := paced(4)
+	w := paced(2.4)
 	told := map[time.Duration]int{}
 	for i := range 200 {
 		a := w.ask(fmt.Sprint(i))
@@ -456,7 +456,7 @@ func TestSlotsThatLapseDoNotPushOutLaterOnes(t *testing.T) {
 // TestNoPlaceIsHeldForWhoDoesNotCome is of a pool so small that one place is a
 // quarter of it.
 func TestNoPlaceIsHeldForWhoDoesNotCome(t *testing.T) {
-	w := paced(4)
+	w := pacedBy(4, 5*time.Second/3)
 	var last string
 	for range 4 {
 		a := w.ask("hog")
@@ -646,7 +646,7 @@ func TestSlotsThatWereLentAreForgivenOnce(t *testing.T) {
 	}
 }
 
-// TestWhoHasLeftTakesNothingFromOthersShares: a caller asked every 50 ms, whatever it
+// TestWhoHasLeftTakesNothingFromOthersShares: a caller asked every 25 ms, whatever it
 // was told, and went away; its many slots are no demand then, but are again when it
 // is back.
 func TestWhoHasLeftTakesNothingFromOthersShares(t *testing.T) {
@@ -665,9 +665,9 @@ func TestWhoHasLeftTakesNothingFromOthersShares(t *testing.T) {
 		a := w.ask("poller")
 		w.Refuse(&a, ReasonBusy)
 	}
-	for range 100 {
+	for range 200 {
 		poll()
-		w.tick(50 * time.Millisecond)
+		w.tick(25 * time.Millisecond)
 	}
 	share := func() float64 { return w.tick(0).Share * interactiveWeight }
 	if s := share(); s > 30 {

@@ -112,6 +112,16 @@ func (a *account) absent(now time.Duration) bool {
 	return a.slots.n() > 0 && now > a.slots.first()+absentAfter && now > a.came+absentAfter
 }
 
+// wantedShare is how much of its share an account may want of the levels' budgets. What it
+// wants beyond would keep places of its levels empty that it doesn't get; with no more
+// than its share nobody wants more than there is, and levels have no budgets. A choice.
+const wantedShare = 1.25
+
+// lets is the part of those that wait whom the account's share lets in.
+func (a *account) lets(share float64) float64 {
+	return min(1, max(0, wantedShare*share-float64(a.live))/float64(max(1, a.slots.n())))
+}
+
 // demand tells the pool what the account wants: what it has in flight and what
 // waits to come back; idle is true where that doesn't come, as slots of its client
 // lapse.
@@ -123,8 +133,10 @@ func (a *account) demand(step uint64, now time.Duration, idle bool) {
 	want := max(float64(a.live), a.mean)
 	if !idle && !a.absent(now) {
 		want += float64(a.slots.n())
+		let := a.lets(p.shareOf(a.weight))
 		for i, n := range a.slots.of {
 			p.levels[i].waiting += int(n)
+			p.levels[i].wants += let * float64(n)
 		}
 	}
 	if a.active = a.live > 0 || a.slots.n() > 0; a.active {
@@ -134,6 +146,9 @@ func (a *account) demand(step uint64, now time.Duration, idle bool) {
 	a.due, a.soon = 0, 0
 	if !idle {
 		a.due, a.soon = a.slots.coming(now, p.horizon, p, room), a.slots.coming(now, p.farther, p, min(room, 1))
+	}
+	if a.live > 0 {
+		p.earliest = min(p.earliest, a.ends.first(a.live))
 	}
 	p.coming += a.due
 	p.hoping += a.soon

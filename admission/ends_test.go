@@ -1,0 +1,285 @@
+package admission
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// over is how many ends are over at a time, by the definition of nth.
+func (e *ends) over(now, at time.Duration, weight, pace float64, ramp time.Duration) float64 {
+	n := pace * float64(at-now)
+	for _, end := range e.at {
+		n += weight * min(1, max(0, float64(at-max(end, now))/float64(ramp)))
+	}
+	return n
+}
+
+func TestNthEndIsWhenSoManyAreOver(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "now"))
+		e := ends{}
+		for range rapid.IntRange(1, 20).Draw(t, "in flight") {
+			e.add(max(1, now+time.Duration(rapid.Int64Range(-int64(5*time.Second), int64(20*time.Second)).Draw(t, "ends"))))
+		}
+		weight := rapid.Float64Range(0.1, 1).Draw(t, "weight")
+		pace := rapid.SampledFrom([]float64{0, 1e-10, 3e-9}).Draw(t, "pace")
+		ramp := time.Duration(rapid.Int64Range(int64(time.Millisecond), int64(10*time.Second)).Draw(t, "ramp"))
+		n := rapid.Float64Range(0, weight*float64(len(e.at))).Draw(t, "n")
+		at := e.nth(now, n, weight, pace, ramp)
+		const about = 20 * time.Microsecond
+		early, late := e.over(now, at-about, weight, pace, ramp), e.over(now, at+about, weight, pace, ramp)
+		if at < now || early > n+1e-3 || late < n-1e-3 {
+			t.Fatalf("%v: %.4f are over just before and %.4f just after it; want %.4f", at-now, early, late, n)
+		}
+	})
+}
+
+func TestQueueFollowsTheEndsOfAnswersThatTakeTheSameTime(t *testing.T) {
+	const takes = 10 * time.Second
+	s := share{live: 4, each: takes / 4, takes: takes, least: takes}
+	e := ends{}
+	for _, began := range []time.Duration{0, 1, 2, 6} {
+		e.add(began*time.Second + takes)
+	}
+	now := 7 * time.Second
+	for n, want := range []time.Duration{0, 10, 11, 12, 16, 20, 21, 22, 26, 30} {
+		if n == 0 {
+			continue
+		}
+		if got := e.queue(now, float64(n), &s); got < want*time.Second || got > want*time.Second+20*time.Millisecond {
+			t.Errorf("place %d becomes free after %v; want %v s", n, got, int(want))
+		}
+	}
+	if got := e.queue(now, 1.04, &s); got > 10*time.Second+20*time.Millisecond {
+		t.Errorf("behind a short one of another level: %v; want 10 s", got)
+	}
+	if first := e.first(4); first != 10*time.Second {
+		t.Errorf("none ends before %v; want 10 s", first)
+	}
+	if first := e.first(5); first != 0 {
+		t.Errorf("with one of which nothing is known none ends before %v", first)
+	}
+}
+
+// TestQueueIsEvenWhereTimesAreRandom: those that run may end at any time, or nearly so.
+func TestQueueIsEvenWhereTimesAreRandom(t *testing.T) {
+	const takes, now = 10 * time.Second, time.Minute
+	for _, least := range []time.Duration{0, takes / 20} {
+		s := share{live: 20, each: takes / 20, takes: takes, least: least}
+		e := ends{}
+		for i := range 20 {
+			if least > 0 {
+				e.add(now - time.Duration(i)*time.Second/2 + least)
+			}
+		}
+		for n := 1; n <= 60; n += 7 {
+			want := span(float64(n) * float64(s.each) / queueShare)
+			if got := e.queue(now, float64(n), &s) - now; got < want-700*time.Millisecond || got > want+700*time.Millisecond {
+				t.Errorf("at least %v: place %d becomes free after %v; want about %v", least, n, got, want)
+			}
+		}
+	}
+}
+
+// TestQueueOfAShareThatIsPassed: only half of what is in flight makes room.
+func TestQueueOfAShareThatIsPassed(t *testing.T) {
+	const takes = 10 * time.Second
+	s := share{live: 8, each: takes / 4, takes: takes, least: takes}
+	e := ends{}
+	for i := range 8 {
+		e.add(takes + time.Duration(i)*time.Second)
+	}
+	if got := e.queue(time.Second, 2, &s); got < 13*time.Second || got > 13*time.Second+20*time.Millisecond {
+		t.Errorf("the second place becomes free after %v; want that of the fourth end, 13 s", got)
+	}
+}
+
+func TestEndsAreBoundedAndForgotten(t *testing.T) {
+	e := ends{}
+	for i := range 2 * keptEnds {
+		e.add(time.Duration(i + 1))
+	}
+	e.add(0)
+	if len(e.at) != keptEnds || !slices.IsSorted(e.at) || e.first(2*keptEnds) != 1 {
+		t.Fatalf("%d are kept, the first %v", len(e.at), e.first(2*keptEnds))
+	}
+	s := share{live: 2 * keptEnds, each: time.Millisecond, takes: 2 * keptEnds * time.Millisecond, least: 2 * keptEnds * time.Millisecond}
+	if got := e.queue(0, 2*keptEnds, &s); got > time.Second {
+		t.Errorf("the last of all places becomes free after %v; want none left for another round", got)
+	}
+	for i := range 3 * keptEnds {
+		e.drop(time.Duration(i + 1))
+	}
+	if len(e.at) != 0 {
+		t.Errorf("%d are left", len(e.at))
+	}
+}
+
+// TestShortestIsOfTheLastEnds: of the block before and this one.
+func TestShortestIsOfTheLastEnds(t *testing.T) {
+	a := answers{}
+	end := func(n int, ran time.Duration) {
+		for range n {
+			a.add(ran)
+		}
+		a.step()
+	}
+	for i, row := range []struct {
+		n         int
+		ran, want time.Duration
+	}{
+		{0, 0, 0}, {3, time.Second, time.Second}, {1, time.Minute, time.Second}, {1, 100 * time.Millisecond, 100 * time.Millisecond},
+		{blockOf, time.Second, 100 * time.Millisecond}, // ends that block
+		{blockOf, time.Second, 100 * time.Millisecond},
+		{1, time.Second, time.Second},
+		{blockOf, 2 * time.Second, time.Second}, {blockOf, 2 * time.Second, time.Second}, {1, 3 * time.Second, 2 * time.Second},
+	} {
+		end(row.n, row.ran)
+		if got := time.Duration(a.shortest.Load()); got != row.want {
+			t.Errorf("%d: after %d of %v the shortest is %v; want %v", i, row.n, row.ran, got, row.want)
+		}
+	}
+}
+
+func TestMeanOfAnswersIsThatOfTheLast(t *testing.T) {
+	a := answers{}
+	if got := a.mean(8); got != 8 {
+		t.Errorf("%v s before the first; want the guess", got)
+	}
+	a.add(time.Second)
+	a.step()
+	if got := a.mean(8); got != 5.0/1.5 {
+		t.Errorf("%v s after one of a second; want a guess of 8 s for half an end", got)
+	}
+	for range 3 {
+		a.add(time.Second)
+	}
+	a.step()
+	if got := a.mean(8); got != 5.0/4.5 {
+		t.Errorf("%v s after four of a second; want a guess of 2 s for half an end", got)
+	}
+	for range 1000 {
+		a.add(2 * time.Second)
+		a.step()
+	}
+	if got := a.mean(2); math.Abs(got-2) > 1e-3 || a.ends > 1/oneRequest+1 {
+		t.Errorf("%v s of %v ends; want 2 s of the last", got, a.ends)
+	}
+}
+
+// TestWhatIsPredictedIsTakenBack: nothing is left in the lists of a client when all has
+// ended, was cancelled, lapsed or moved.
+func TestWhatIsPredictedIsTakenBack(t *testing.T) {
+	cfg := config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 50})
+	w := newWorld(cfg, 100, nil)
+	run := func(n int) (ids []string) {
+		for range n {
+			a := w.ask("a")
+			if v := w.Admit(&a); !v.Admitted {
+				t.Fatalf("%+v", v)
+			}
+			ids = append(ids, a.ID)
+		}
+		return ids
+	}
+	left := func() (n [2]int) {
+		c := w.clients.lock(named("a"), 0)
+		defer c.mu.Unlock()
+		for i := range c.accounts {
+			n[0] += len(c.accounts[i].ends.at)
+		}
+		for i := range c.uses {
+			n[1] += len(c.uses[i].ends.at)
+		}
+		return n
+	}
+	for _, id := range run(2) {
+		w.tick(time.Second)
+		w.end(id)
+	}
+	w.tick(0)
+	ids := run(8)
+	if n := left(); n != [2]int{8, 8} {
+		t.Fatalf("%v of 8 are known", n)
+	}
+	w.end(ids[0])
+	w.Cancel(ids[1])
+	w.Drop(ids[2])
+	again := w.ask("a") // takes the place of another of its id
+	again.ID = ids[3]
+	w.Admit(&again)
+	if n := left(); n != [2]int{5, 5} {
+		t.Errorf("%v are known of 5", n)
+	}
+	w.tick(unconfirmedLease + time.Second)
+	if n := left(); n != [2]int{} {
+		t.Errorf("%v are known though all have lapsed", n)
+	}
+	w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: ids[4], Attempt: 1, At: w.clock.now()})
+	if n := left(); n != [2]int{1, 1} {
+		t.Errorf("%v are known of one that lives again", n)
+	}
+	w.end(ids[4])
+	if n := left(); n != [2]int{} {
+		t.Errorf("%v are known though all have ended", n)
+	}
+}
+
+// TestCrowdsWhoseAnswersTakeTheSameTime come at once, where nothing has ended yet or
+// some have a minute ago, and try three times.
+func TestCrowdsWhoseAnswersTakeTheSameTime(t *testing.T) {
+	for _, row := range []struct {
+		places, keys, each int
+		takes              time.Duration
+		warm               bool
+		gaveUp             float64 // at most
+		most               float64 // how many times as long as with places that are always taken
+	}{
+		{50, 1, 200, 200 * time.Millisecond, true, 0, 2}, {50, 1, 200, time.Second, true, 0, 1.2},
+		{50, 1, 200, 3 * time.Second, true, 0.01, 1.2}, {200, 1, 300, 5 * time.Second, true, 0, 1.2},
+		{200, 1, 300, 20 * time.Second, true, 0, 1.1}, {50, 200, 1, 200 * time.Millisecond, true, 0, 3},
+		{50, 200, 1, time.Second, true, 0.01, 2.5}, {50, 200, 1, 3 * time.Second, true, 0.01, 2.5},
+		{50, 1, 100, 5 * time.Second, false, 0.05, 1.6}, {50, 1, 200, time.Second, false, 0.05, 2.5},
+		{50, 1, 200, 3 * time.Second, false, 0.15, 2}, {50, 200, 1, 3 * time.Second, false, 0.05, 2.5},
+	} {
+		const runs = 3
+		gaveUp, longest := 0, 0.0
+		for seed := range uint64(runs) {
+			l := newLoop(t, row.places)
+			l.rng = rand.New(rand.NewPCG(seed, 3))
+			l.blind, l.holds, l.exact = true, true, true
+			for i := range l.lasts {
+				l.lasts[i] = row.takes
+			}
+			var callers, crowd []*caller
+			from := time.Duration(0)
+			if row.warm {
+				from = time.Minute + row.takes
+				callers = append(callers, &caller{name: "before", open: 6, level: 3, tries: 1})
+			}
+			for k := range row.keys {
+				crowd = append(crowd, &caller{name: fmt.Sprint("key", k), open: row.each, level: 3, tries: 3, from: from})
+			}
+			l.run(append(callers, crowd...), 0, from+2*time.Minute)
+			end := time.Duration(0)
+			for _, c := range crowd {
+				gaveUp += c.stopped
+				end = max(end, c.last-from)
+			}
+			rounds := math.Ceil(float64(row.keys*row.each) / float64(row.places))
+			longest = max(longest, end.Seconds()/rounds/row.takes.Seconds())
+		}
+		t.Logf("%+v: %d of %d gave up, the last ended after %.2f times the best", row, gaveUp, runs*row.keys*row.each, longest)
+		if float64(gaveUp) > row.gaveUp*float64(runs*row.keys*row.each) || longest > row.most {
+			t.Errorf("%+v: %d of %d gave up, the last ended after %.2f times the best", row, gaveUp, runs*row.keys*row.each, longest)
+		}
+	}
+}
