@@ -61,6 +61,9 @@ func TestQueueFollowsTheEndsOfAnswersThatTakeTheSameTime(t *testing.T) {
 	if got := e.queue(now, 1.04, &s); got > 10*time.Second+20*time.Millisecond {
 		t.Errorf("behind a short one of another level: %v; want 10 s", got)
 	}
+	if got := e.queue(10*time.Second-time.Millisecond, 1, &s); got < 10*time.Second+retryFloor-time.Millisecond {
+		t.Errorf("told to come after %v; want %v at the earliest", got-10*time.Second, retryFloor)
+	}
 	if first := e.first(4); first != 10*time.Second {
 		t.Errorf("none ends before %v; want 10 s", first)
 	}

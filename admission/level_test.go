@@ -125,3 +125,52 @@ func TestTurnsMoveUpAgainAfterThoseOfSeveralLevels(t *testing.T) {
 		}
 	}
 }
+
+// TestBeforeAnAnswerHasEndedNobodyIsToldToComeAtOnce: who comes in vain then waits for a
+// whole budget's time, since its SDK tries only once more. Once answers are known that
+// is over, and a minute without any doesn't bring it back.
+func TestBeforeAnAnswerHasEndedNobodyIsToldToComeAtOnce(t *testing.T) {
+	w := newWorld(config(), 4, nil)
+	ask := func(retry int) Ask {
+		a := w.counting("a", retry)
+		a.Level, a.Output = 3, 255
+		return a
+	}
+	fill := func() (ids []string) {
+		for range 4 {
+			a := ask(0)
+			if v := w.Admit(&a); !v.Admitted {
+				t.Fatalf("%+v", v)
+			}
+			w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+			ids = append(ids, a.ID)
+		}
+		w.tick(0)
+		return ids
+	}
+	refuse := func(retry int) Refusal {
+		a := ask(retry)
+		return w.Refuse(&a, ReasonBusy)
+	}
+	running := fill()
+	first := refuse(0)
+	if first.RetryAfter < coldLeast || first.RetryAfter > 2*time.Second {
+		t.Errorf("told %v; want half a second or more, and not much", first.RetryAfter)
+	}
+	w.tick(first.RetryAfter)
+	second := refuse(1)
+	if second.RetryAfter < 255*perToken || second.RetryAfter > coldMost || !second.ShouldRetry {
+		t.Errorf("told %+v the second time; want the time of 255 tokens", second)
+	}
+	for _, id := range running {
+		w.end(id)
+	}
+	w.tick(0)
+	w.tick(2 * time.Minute)
+	fill()
+	for i := range 3 {
+		if told := refuse(0).RetryAfter; told > 2*first.RetryAfter || told < first.RetryAfter*9/10 {
+			t.Errorf("%d after two minutes is told %v; want what answers took before, %v", i, told, first.RetryAfter)
+		}
+	}
+}
