@@ -67,9 +67,12 @@ type client struct {
 	// of lapsedAt.
 	returned, lapsedAt time.Duration
 	returns            bool
-	lapsed             float64
-	uses               []use
-	accounts           []account
+	// tries is the most that a request said of its tries before it, of late, as of triedAt.
+	tries    int
+	triedAt  time.Duration
+	lapsed   float64
+	uses     []use
+	accounts []account
 }
 
 // use is what a client has of one limit.
@@ -281,9 +284,25 @@ func (a *account) places(share float64, alone bool) int {
 // requests returned.
 func (g *Gate) meet(b *bid) *client {
 	c := g.clients.lock(b.ask.Client, b.now)
+	c.tried(b)
 	b.counts = b.ask.Counts && (b.ask.Retry > 0 || c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed)
 	return c
 }
+
+// sdkRetries is how often official SDKs try a request again, unless they are told to
+// do otherwise (openai-go's and anthropic-sdk-go's MaxRetries).
+const sdkRetries = 2
+
+// tried notes how often a request says it was tried before.
+func (c *client) tried(b *bid) {
+	if b.ask.Retry >= c.tries || b.now > c.triedAt+tellsFor {
+		c.tries, c.triedAt = b.ask.Retry, b.now
+	}
+}
+
+// gaveUp reports whether a request that is refused will not be tried again: official
+// SDKs do so twice, and none of the client was seen to do so more often.
+func (c *client) gaveUp(b *bid) bool { return b.ask.Retry == sdkRetries && c.tries <= sdkRetries }
 
 const (
 	// tellsFor is how long after a return the client's first tries are known for such.

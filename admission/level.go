@@ -50,6 +50,8 @@ type level struct {
 	// logs told of alone, for those that nobody will tell the end of.
 	expected, usual atomic.Int64
 	answers         answers
+	// tokenTime is in which a token is generated, ns; more than 0.
+	tokenTime atomic.Int64
 	// cold is how long an answer may well take while none has ended, ns; else 0.
 	cold atomic.Int64
 
@@ -187,6 +189,15 @@ func (l *level) expect(of fleet.BurstLevel, speed float64) {
 		seconds = min(seconds, max(guess, 2*l.exposure/max(1, live)))
 	}
 	l.expected.Store(nanoseconds(seconds))
+	l.tokenTime.Store(max(1, l.perToken()))
+}
+
+// perToken is in which a token is generated, by what answers took, ns.
+func (l *level) perToken() int64 {
+	if !l.measured || l.meanOutput < 1 || l.answers.ends == 0 {
+		return int64(perToken)
+	}
+	return nanoseconds(l.answers.seconds / l.answers.ends / l.meanOutput)
 }
 
 // all are ends of late, and the seconds in flight that they came of.

@@ -29,7 +29,7 @@ func (g *Gate) Apply(o fleet.Outcome) {
 			}
 			k.release()
 			k.excuse(&o, at)
-			g.account(&k, &o)
+			g.account(&k, &o, at)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func (k *claim) excuse(o *fleet.Outcome, at time.Duration) {
 const backoff = 8 * time.Second
 
 // account takes in what a request took.
-func (g *Gate) account(k *claim, o *fleet.Outcome) {
+func (g *Gate) account(k *claim, o *fleet.Outcome, at time.Duration) {
 	l, reserved := &k.pool.levels[k.level], k.output
 	if k.unread {
 		k.measure(o)
@@ -121,9 +121,16 @@ func (g *Gate) account(k *claim, o *fleet.Outcome) {
 		l.tokens(k.input, k.output)
 	case o.Cause == fleet.CauseOK:
 		l.tokens(k.input, k.output) // the reservation stands
+	case o.ResponseBytes == 0: // its caller left before there was an answer
+		g.settle(k.ticket, k.input+min(k.output, k.pool.levels[k.level].within(at-k.began)))
 	default:
 		g.settle(k.ticket, k.input+k.route.generated(o.ResponseBytes, k.output))
 	}
+}
+
+// within is how many tokens a request of the level generates in a time, on average.
+func (l *level) within(ran time.Duration) fleet.Tokens {
+	return fleet.Tokens(max(0, ran) / time.Duration(l.tokenTime.Load()))
 }
 
 // plausible is a number of tokens that a server told, as far as it may move the

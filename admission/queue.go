@@ -55,7 +55,7 @@ func (s *slots) queue(t *turn) (time.Duration, bool) {
 	}
 	if t.drawn {
 		s.last = max(s.last, at)
-		s.add(slot{at: at, level: t.level})
+		s.add(slot{at: at, last: t.last, level: t.level})
 		return at, true
 	}
 	return s.keep(t, at, false, t.each), true
@@ -66,6 +66,19 @@ func (s *slots) waiting(now time.Duration) [fleet.BurstLevels]int32 {
 	n := s.of
 	for _, o := range s.due[:s.from(now-grace)] {
 		n[o.level]--
+	}
+	return n
+}
+
+// expected is how many wait of whom it is known that they may come. Slots of requests that
+// their SDKs have given up keep their places in the queue all the same: without these, of
+// 24 workers on 8 places half as many more would give up, and 4 % more of the places be busy.
+func (s *slots) expected(now time.Duration) int {
+	n := s.later
+	for _, o := range s.due[s.from(now-grace):] {
+		if !o.last {
+			n++
+		}
 	}
 	return n
 }
@@ -133,7 +146,7 @@ func (s *slots) insist(t *turn) (time.Duration, bool) {
 		return at, false
 	}
 	s.lastFirm = at
-	s.add(slot{at: at, level: t.level, firm: true})
+	s.add(slot{at: at, level: t.level, firm: true, last: t.last})
 	return at, true
 }
 

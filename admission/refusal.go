@@ -21,7 +21,7 @@ func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 	case ReasonConcurrency:
 		u := c.use(b.limit.Name)
 		r.InFlight, r.Concurrency = u.live, b.cap
-		u.lineUp(&r, b)
+		u.lineUp(&r, b, c.gaveUp(b))
 	case ReasonRequests:
 		c.nextWindow(&r, b, st.Requests, 1)
 	case ReasonTokens:
@@ -58,7 +58,7 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	each := a.each(b.ask.Level, share, alone)
 	t := turn{
 		asked: b.now, now: from, patience: patience, line: line, tail: b.pool.tailOf(b.ask.Level), level: b.ask.Level,
-		early: b.early && !b.mine, alone: alone,
+		last: c.gaveUp(b), early: b.early && !b.mine, alone: alone,
 		most: a.places(share, alone), seed: b.ask.Seed,
 		drawn: !alone, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each, share),
@@ -104,11 +104,11 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 }
 
 // lineUp gives a slot behind the client's other requests of the limit.
-func (u *use) lineUp(r *Refusal, b *bid) {
+func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 	from, patience := b.span()
 	t := turn{
 		asked: b.now, now: from, patience: patience, level: b.ask.Level, seed: b.ask.Seed,
-		early: b.early && b.mine, each: u.each(b), queued: u.queued(from, b), share: float64(b.cap),
+		last: last, early: b.early && b.mine, each: u.each(b), queued: u.queued(from, b), share: float64(b.cap),
 		first: u.ends.first(u.live), cold: time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 	}

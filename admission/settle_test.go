@@ -98,3 +98,39 @@ func TestUnreadRequestsAreSettledByTheirLength(t *testing.T) {
 		}
 	}
 }
+
+// TestWhoLeavesBeforeTheAnswerIsChargedByTheTime that its request ran: an answer that
+// comes in one piece has no length before it ends.
+func TestWhoLeavesBeforeTheAnswerIsChargedByTheTime(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		learned bool // 100 tokens in 2 s, 20 ms each
+		ran     time.Duration
+		code    int
+		want    fleet.Tokens
+	}{
+		{"at once", true, 0, 0, 100},
+		{"in the middle", true, time.Second, 0, 100 + 50},
+		{"late", true, time.Minute, 0, 100 + 200},
+		{"of a route of which nothing is known", false, time.Second, 0, 100 + 40},
+		{"after the headers", true, time.Second, 200, 100 + 50},
+	} {
+		l := &ledgerLimiter{}
+		w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Tokens: fleet.Rate{Amount: 1e6, Window: time.Minute}}), 100, l)
+		if row.learned {
+			w.teach(3, 20, 2*time.Second, 100)
+			w.tick(0)
+		}
+		l.settled = nil
+		a := w.ask("c")
+		w.Admit(&a)
+		for left := row.ran; left > 0; left -= time.Second {
+			w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Node: "n", Attempt: 1, At: w.clock.now()})
+			w.clock.advance(time.Second)
+		}
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: row.code, Cause: fleet.CauseClientGone, At: w.clock.now()})
+		if len(l.settled) != 1 || l.settled[0] != row.want {
+			t.Errorf("%s: settled %v; want %v", row.name, l.settled, row.want)
+		}
+	}
+}

@@ -44,6 +44,7 @@ type slot struct {
 	at     time.Duration
 	shared bool // of the level's line
 	firm   bool // of a request that came in vain before
+	last   bool // of one that will hardly come: its SDK has tried it as often as it does
 	level  fleet.BurstLevel
 }
 
@@ -236,6 +237,7 @@ type turn struct {
 	tail     *tail // of the line, or of all levels together
 	level    fleet.BurstLevel
 	early    bool // it came before its time
+	last     bool // it will not come again
 	alone    bool // nobody else uses the pool
 	most     int  // slots that its account may have in the line
 	drawn    bool // a slot of its client's queue is drawn
@@ -292,7 +294,7 @@ func (s *slots) free(earliness float64, most int) int {
 func (s *slots) keep(t *turn, at time.Duration, shared bool, spacing time.Duration) time.Duration {
 	last := max(s.last, at) // without jitter, or slots behind it would drift apart
 	at += spread(t.seed, min((at-t.asked)/4, spacing))
-	s.add(slot{at: at, shared: shared, level: t.level})
+	s.add(slot{at: at, shared: shared, last: t.last, level: t.level})
 	s.last = last
 	return at
 }

@@ -46,7 +46,7 @@ func (g *Gate) Clients(most int) []ClientState {
 			}
 			st := ClientState{
 				Pool: a.pool.name, Client: key, Shared: shared, Class: a.class,
-				InFlight: a.live, Waiting: a.slots.n(), Share: math.Inf(1), Early: a.slots.earliness(now),
+				InFlight: a.live, Waiting: a.slots.expected(now), Share: math.Inf(1), Early: a.slots.earliness(now),
 			}
 			if a.pool.full() {
 				st.Share = a.pool.shareOf(a.weight)

@@ -3,6 +3,7 @@ package admission
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -84,5 +85,54 @@ func TestClientsShowsThoseItCannotTellApart(t *testing.T) {
 	// They are spread over 64 places, of which two in a hundred stay empty.
 	if len(rows) < 45 || len(rows) > 1+sharedPlaces || sum != 1+others {
 		t.Errorf("%d rows of %d in flight; want the first client and nearly %d others, of %d", len(rows), sum, sharedPlaces, 1+others)
+	}
+}
+
+// TestWaitingAreNoMoreThanThereAre: SDKs try twice more, and slots that were told to
+// others are nobody's who waits; so are those that are over.
+func TestWaitingAreNoMoreThanThereAre(t *testing.T) {
+	sum, most := 0, 0
+	const runs = 10
+	for seed := range uint64(runs) {
+		l := newLoop(t, 8)
+		l.rng = rand.New(rand.NewPCG(seed, 5))
+		l.blind, l.holds = true, true
+		c := &caller{name: "key", open: 24, level: 3, sdk: true, think: time.Millisecond}
+		l.run([]*caller{c}, 0, 20*time.Second+time.Duration(seed)*time.Second)
+		n := l.Clients(1)[0].Waiting
+		sum, most = sum+n, max(most, n)
+		l.tick(10 * time.Second)
+		for _, st := range l.Clients(1) {
+			if st.Waiting != 0 {
+				t.Errorf("%d wait ten seconds after the last came", st.Waiting)
+			}
+		}
+	}
+	if mean := float64(sum) / runs; mean < 13 || mean > 19 || most > 21 {
+		t.Errorf("%.1f wait on average, %d at most; of 24 workers 8 have a place", mean, most)
+	}
+}
+
+// TestWhoTriesOftenerIsSeenToWait: its program has set another number of retries.
+func TestWhoTriesOftenerIsSeenToWait(t *testing.T) {
+	for _, row := range []struct {
+		retries []int // of requests a while apart
+		want    int
+	}{{[]int{0}, 1}, {[]int{1}, 1}, {[]int{2}, 0}, {[]int{3}, 1}, {[]int{3, 2}, 1}} {
+		w := newWorld(config(), 4, nil)
+		for _, retry := range row.retries {
+			w.tick(10 * time.Second) // the slot before is over
+			a := w.counting("a", retry)
+			w.Refuse(&a, ReasonBusy)
+		}
+		if got := w.Clients(1)[0].Waiting; got != row.want {
+			t.Errorf("%d wait after one that was tried %v times before; want %d", got, row.retries, row.want)
+		}
+		w.tick(2 * tellsFor)
+		last := w.counting("a", 2)
+		w.Refuse(&last, ReasonBusy)
+		if got := w.Clients(1)[0].Waiting; got != 0 {
+			t.Errorf("after %v and two minutes: %d wait after one that was tried twice; want none", row.retries, got)
+		}
 	}
 }
