@@ -286,3 +286,84 @@ func TestCrowdsWhoseAnswersTakeTheSameTime(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatMovesIsPredictedWhereItRuns: a request that Envoy tried again in another pool
+// ends there, and its time counts from then on.
+func TestWhatMovesIsPredictedWhereItRuns(t *testing.T) {
+	cfg := config()
+	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 100, Endpoints: make([]fleet.Endpoint, 1)})
+	w := newWorld(cfg, 100, nil)
+	for range 2 { // both pools know the level
+		a := w.ask("a")
+		w.Admit(&a)
+		w.clock.advance(time.Second)
+		w.end(a.ID)
+		w.tick(0)
+	}
+	a := w.ask("a")
+	w.Admit(&a)
+	left := func(pool string) int {
+		c := w.clients.lock(named("a"), 0)
+		defer c.mu.Unlock()
+		return len(c.account(w.settings.Load().pools[pool], fleet.ClassInteractive).ends.at)
+	}
+	w.clock.advance(5 * time.Second)
+	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 2, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "q"}})
+	if p, q := left("p"), left("q"); p != 0 || q != 1 {
+		t.Errorf("%d are known in the pool that it left and %d where it runs", p, q)
+	}
+	w.clock.advance(2 * time.Second)
+	w.end(a.ID)
+	w.tick(0)
+	if got := time.Duration(w.settings.Load().pools["q"].levels[a.Level].answers.shortest.Load()); got != 2*time.Second {
+		t.Errorf("it ran %v where it ended; want 2 s", got)
+	}
+	if p, q := left("p"), left("q"); p != 0 || q != 0 {
+		t.Errorf("%d and %d are known after its end", p, q)
+	}
+}
+
+// TestNobodyIsToldToComeBeforeTheFirstEnd: neither by a drawn slot nor by a firm one.
+func TestNobodyIsToldToComeBeforeTheFirstEnd(t *testing.T) {
+	for seed := range uint64(50) {
+		s := slots{}
+		drawn := turn{patience: retryCap, queued: 2 * time.Second, each: 2 * time.Second, takes: 2 * time.Second, first: 1500 * time.Millisecond, drawn: true, seed: seed}
+		if at, ok := s.queue(&drawn); !ok || at < drawn.first || at > drawn.queued {
+			t.Errorf("seed %d: drawn at %v, %v", seed, at, ok)
+		}
+	}
+	s := slots{}
+	firm := turn{patience: retryCap, queued: time.Second, each: time.Millisecond, takes: time.Second, first: 4 * time.Second, share: 10}
+	if at, ok := s.insist(&firm); !ok || at != firm.first {
+		t.Errorf("firm at %v, %v; want the first end at %v", at, ok, firm.first)
+	}
+	line := turn{patience: retryCap, first: 4 * time.Second, most: freeSlots, below: true, share: 10, line: &line{}, tail: &tail{}}
+	line.line.spacing.Store(int64(time.Second))
+	if at, ok := s.give(&line); !ok || at < 5*time.Second || at > 6*time.Second {
+		t.Errorf("in line at %v, %v; want a spacing after the first end", at, ok)
+	}
+}
+
+// TestPartOfALevel is the account's part of its own share and of the level's budget.
+func TestPartOfALevel(t *testing.T) {
+	p := newPool("p", 64)
+	l := &p.levels[3]
+	l.expected.Store(int64(time.Second))
+	a := account{pool: p}
+	for range 9 {
+		a.slots.add(slot{at: time.Second, level: 3})
+	}
+	for range 10 {
+		a.slots.add(slot{at: time.Second, level: 5})
+	}
+	for _, row := range []struct {
+		budget, waits int64
+		share, want   float64
+	}{{math.MaxInt64, 40, 30, 30}, {60, 10, 30, 15}, {8, 40, 30, 2}, {8, 4, 30, 8}, {60, 10, 100, 32}} {
+		l.budget.Store(row.budget)
+		l.waits.Store(row.waits)
+		if got, want := a.each(3, row.share, false), time.Duration(float64(time.Second)/row.want); (got - want).Abs() > time.Microsecond {
+			t.Errorf("%+v: one ends in %v; want %v", row, got, want)
+		}
+	}
+}
