@@ -344,6 +344,58 @@ func TestNobodyIsToldToComeBeforeTheFirstEnd(t *testing.T) {
 	}
 }
 
+// TestTheNextPlaceIsNotPromisedBeforeTheFirstEnd, nor past the caller's time.
+func TestTheNextPlaceIsNotPromisedBeforeTheFirstEnd(t *testing.T) {
+	for _, row := range []struct {
+		first, cold time.Duration
+		ok          bool
+	}{{0, 0, true}, {4 * time.Second, 0, true}, {retryCap + time.Second, 0, false}, {0, time.Second, false}} {
+		p := newPool("p", 4)
+		p.share.Store(math.Float64bits(2))
+		p.lead.Store(int64(time.Second))
+		a := account{pool: p}
+		next := turn{patience: retryCap, first: row.first, cold: row.cold}
+		at, ok := a.giveNext(&next, &bid{pool: p, due: true, weight: 1}, ReasonBusy)
+		if want := max(time.Second, row.first); ok != row.ok || ok && (at < want || at > want+retryFloor) {
+			t.Errorf("%+v: promised at %v, %v", row, at, ok)
+		}
+	}
+}
+
+// TestFirstEndOfAPool is unknown where requests run that were not admitted here, or of
+// which nothing is known.
+func TestFirstEndOfAPool(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	first := func(others int) time.Duration {
+		w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: int(w.pool().live.Load()) + others}})
+		w.Step(w.clock.now(), []PoolView{{Name: "p", Limit: 100, InFlight: int(w.pool().live.Load()) + others}})
+		return time.Duration(w.pool().firstEnd.Load())
+	}
+	run := func(client string) string {
+		a := w.ask(client)
+		w.Admit(&a)
+		return a.ID
+	}
+	w.teach(3, 1, time.Second, 100)
+	began := time.Duration(w.clock.at.Load())
+	run("a")
+	w.clock.advance(200 * time.Millisecond)
+	run("b")
+	if got, want := first(0), began+time.Second; got != want {
+		t.Errorf("none ends before %v; want %v", got, want)
+	}
+	if got := first(1); got != 0 {
+		t.Errorf("beside one of others none ends before %v", got)
+	}
+	other := w.ask("c")
+	other.Level = 7
+	w.pool().levels[7].cold.Store(0) // nothing is known of it
+	w.Admit(&other)
+	if got := first(0); got != 0 {
+		t.Errorf("beside one of which nothing is known none ends before %v", got)
+	}
+}
+
 // TestPartOfALevel is the account's part of its own share and of the level's budget.
 func TestPartOfALevel(t *testing.T) {
 	p := newPool("p", 64)

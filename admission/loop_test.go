@@ -45,6 +45,7 @@ type event struct {
 	of    *caller
 	retry int
 	ends  string // id of the request that ends; "" is one that is sent
+	told  bool   // … and the log tells
 	beats string // id of the request that shows a sign of life
 	held  *Ask   // what it is held for, since then
 	since time.Duration
@@ -77,6 +78,7 @@ type loop struct {
 	shares  map[*caller]float64
 	since   time.Duration
 	exact   bool            // requests take their mean time in flight
+	lag     time.Duration   // until a log tells of an end, at most
 	blind   bool            // places may be kept for who was told to come
 	told    []time.Duration // those that wait
 	whole   bool            // budgets are their levels' largest
@@ -155,10 +157,21 @@ func (l *loop) handle(e event) {
 		}
 		return
 	}
-	if e.ends != "" {
+	if e.ends != "" && e.told {
 		l.end(e.ends)
-		c.live--
 		l.live--
+		return
+	}
+	if e.ends != "" {
+		told := e
+		told.told = true
+		if l.lag == 0 {
+			l.handle(told)
+		} else {
+			told.at += l.lag/6 + time.Duration(l.rng.Int64N(int64(l.lag)))
+			heap.Push(&l.queue, told)
+		}
+		c.live--
 		l.byLevel[c.level]--
 		c.last = e.at
 		if e.at >= l.since {
@@ -821,6 +834,43 @@ func TestWorkersOfOneKeyAreServedInTurnInAllLevels(t *testing.T) {
 		t.Logf("%+v: %d of %d gave up; busy %.2f", row, gaveUp, gaveUp+ended, mean)
 		if float64(gaveUp) > 0.15*float64(gaveUp+ended) || mean < 0.87 {
 			t.Errorf("%+v: %d of %d gave up, want 15 %% at most; busy %.2f", row, gaveUp, gaveUp+ended, mean)
+		}
+	}
+}
+
+// TestWorkersAreServedInTurnThoughLogsAreLate: a worker that had an answer sends its next
+// request before anybody knows that its place is free.
+func TestWorkersAreServedInTurnThoughLogsAreLate(t *testing.T) {
+	for _, row := range []struct {
+		places, workers, limit int
+		takes                  time.Duration
+		most                   float64 // that give up
+	}{
+		{8, 24, 0, 300 * time.Millisecond, 0.04}, {100, 24, 8, 300 * time.Millisecond, 0.04}, {8, 24, 0, 2 * time.Second, 0.12},
+		{64, 96, 0, time.Second, 0.02}, {64, 96, 0, 10 * time.Second, 0.05}, {200, 300, 0, 5 * time.Second, 0.04},
+	} {
+		gaveUp, ended, busy := 0, 0, 0.0
+		for _, exact := range []bool{false, true} {
+			l := newLoop(t, row.places)
+			if row.limit > 0 {
+				l.world = newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: row.limit}), float64(row.places), nil)
+			}
+			l.blind, l.holds, l.exact, l.lag = true, true, exact, 30*time.Millisecond
+			for i := range l.lasts {
+				l.lasts[i] = row.takes
+			}
+			c := &caller{name: "key", open: row.workers, level: 3, sdk: true, think: time.Millisecond}
+			l.run([]*caller{c}, 0, 24*time.Second+20*row.takes)
+			mean, _ := l.busy()
+			if row.limit > 0 {
+				mean *= float64(row.places) / float64(row.limit)
+			}
+			busy += mean / 2
+			gaveUp, ended = gaveUp+c.gaveUp, ended+c.ended
+		}
+		t.Logf("%+v: %d of %d gave up; busy %.2f", row, gaveUp, gaveUp+ended, busy)
+		if float64(gaveUp) > row.most*float64(gaveUp+ended) || busy < 0.88 {
+			t.Errorf("%+v: %d of %d gave up; busy %.2f", row, gaveUp, gaveUp+ended, busy)
 		}
 	}
 }

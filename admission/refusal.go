@@ -93,14 +93,14 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 	if !b.due || t.cold > 0 {
 		return 0, false
 	}
-	share, lead := b.pool.shareOf(b.weight), time.Duration(b.pool.lead.Load())
-	a.again = !a.again && why == ReasonBusy && share < turnsBelow && a.room(share) > 0 && lead <= t.patience
+	share, at := b.pool.shareOf(b.weight), max(t.now+time.Duration(b.pool.lead.Load()), t.first)
+	a.again = !a.again && why == ReasonBusy && share < turnsBelow && a.room(share) > 0 && at <= t.now+t.patience
 	if !a.again {
 		return 0, false
 	}
 	a.due += 1000
 	a.pool.due.Add(1000)
-	return a.slots.keep(t, max(t.now+lead, t.first), true, retryFloor), true
+	return a.slots.keep(t, at, true, retryFloor), true
 }
 
 // lineUp gives a slot behind the client's other requests of the limit.
