@@ -113,6 +113,9 @@ func (s *slots) lend(now, by time.Duration) {
 // owed reports whether one with a slot that was lent may still come.
 func (s *slots) owed(now time.Duration) bool { return s.lent > 0 && now <= s.lentAt+abandoned }
 
+// expects reports whether requests may still come that were told to.
+func (s *slots) expects(now time.Duration) bool { return s.n() > 0 || s.owed(now) }
+
 // premature reports whether a request that says how often it was tried before
 // comes earlier than it was told.
 func (s *slots) premature(now time.Duration, retry int) bool {
