@@ -134,3 +134,21 @@ func TestWhoIsExpectedNoMoreMakesRoom(t *testing.T) {
 		t.Errorf("it is there: %v; %d clients", s.byKey[named("over")] != nil, len(s.byKey))
 	}
 }
+
+// TestLentSlotsAreBounded in their number, and last until the last of them is over.
+func TestLentSlotsAreBounded(t *testing.T) {
+	var s slots
+	s.add(slot{at: time.Hour})
+	for range 2 * keptSlots {
+		s.lend(0, time.Minute)
+	}
+	s.lend(1, time.Second) // it is over sooner than the others
+	for i := range keptSlots {
+		if early, due, _, _ := s.arrive(time.Minute+abandoned, 1, true); early || !due {
+			t.Fatalf("return %d of %d: early %v, due %v", i, keptSlots, early, due)
+		}
+	}
+	if early, _, _, _ := s.arrive(time.Minute+abandoned, 1, true); !early {
+		t.Error("one more than are kept is not early")
+	}
+}

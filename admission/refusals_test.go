@@ -21,6 +21,7 @@ func behind(t *testing.T, limit int) *world {
 		if v := w.Admit(&a); !v.Admitted {
 			t.Fatalf("%+v", v)
 		}
+		w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: a.At})
 	}
 	return w
 }
@@ -98,6 +99,56 @@ func TestWhoCannotWaitForItsSlotIsSpread(t *testing.T) {
 		}
 		if len(told) < 60 || first < time.Second || most > 5*first/4 {
 			t.Errorf("limited %v: 100 that can't wait are told %d times from %v to %v", limited, len(told), first, most)
+		}
+	}
+}
+
+// TestWhoComesTooEarlyTooOftenHasNoSlotBehindItsLimit: each time it is told later, until
+// that is more than anybody waits, and not sooner instead.
+func TestWhoComesTooEarlyTooOftenHasNoSlotBehindItsLimit(t *testing.T) {
+	w := behind(t, 1)
+	r := w.turnAway("a", true)
+	for retry := 1; r.ShouldRetry; retry++ {
+		if retry > 100 {
+			t.Fatalf("told %v after %d returns", r.RetryAfter, retry)
+		}
+		w.clock.advance(time.Millisecond)
+		a := w.counting("a", retry)
+		r = w.Admit(&a).Refusal
+	}
+	if r.RetryAfter < retryCap {
+		t.Errorf("told %v; want it later than anybody with a slot", r.RetryAfter)
+	}
+	if n, _ := w.waiting("a"); n != 1 {
+		t.Errorf("%d slots of one caller", n)
+	}
+}
+
+// TestWhoIsEarlyForOneIsNotForTheOther: where it comes before its slot of its limit, and
+// the pool has no room for it, or the other way about.
+func TestWhoIsEarlyForOneIsNotForTheOther(t *testing.T) {
+	for _, limited := range []bool{false, true} { // what refuses it
+		var told [2]time.Duration
+		for i, early := range []bool{false, true} {
+			w := behind(t, 2)
+			for range 2 {
+				b := w.counting("b", 0)
+				w.Admit(&b)
+			}
+			w.tick(0)
+			if early {
+				w.turnAway("a", !limited)
+			}
+			w.ids = 1000 // the same jitter
+			a := w.counting("a", 1)
+			if limited {
+				told[i] = w.Admit(&a).Refusal.RetryAfter
+			} else {
+				told[i] = w.Refuse(&a, ReasonBusy).RetryAfter
+			}
+		}
+		if told[0] != told[1] {
+			t.Errorf("limited %v: told %v where it is early for the other, %v where not", limited, told[1], told[0])
 		}
 	}
 }
