@@ -38,9 +38,13 @@ type claim struct {
 	answers       fleet.Tokens // at least 1
 	unread        bool         // input and output stand for a body that nobody read
 	attempt       int
-	level         fleet.BurstLevel
-	class         fleet.RequestClass
-	confirmed     bool // a log entry told of it
+	// over is the attempt whose end was told last, and after for how long its answer told
+	// the caller to stay away, 0 if it did not.
+	over      int
+	after     time.Duration
+	level     fleet.BurstLevel
+	class     fleet.RequestClass
+	confirmed bool // a log entry told of it
 	// lapsed: its lease is over, nothing counts it, and it is forgotten at until.
 	lapsed bool
 }
@@ -164,6 +168,9 @@ func (t *claims) renew(o *fleet.Outcome, at *pool, until, now time.Duration) (c 
 // confirm takes in a sign of life.
 func (c *claim) confirm(o *fleet.Outcome, until, now time.Duration) {
 	c.confirmed, c.node, c.attempt, c.until = true, o.Node, o.Attempt, until
+	if o.Kind == fleet.AttemptEnded {
+		c.over, c.after = o.Attempt, o.RetryAfter
+	}
 	c.sight(now)
 }
 

@@ -19,7 +19,8 @@ const (
 	clientShards = 64
 	// evictOf is among how many the one longest not heard of is looked for.
 	evictOf = 8
-	// idleAfter is how long a client is remembered that has nothing in flight.
+	// idleAfter is how long a client is remembered that has nothing in flight
+	// and is not expected back.
 	idleAfter = time.Minute
 )
 
@@ -156,7 +157,7 @@ func (t *clients) lock(key Client, now time.Duration) *client {
 	s.mu.Lock()
 	c := s.byKey[key]
 	if c == nil {
-		c = t.add(s, key)
+		c = t.add(s, key, now)
 	}
 	if c == nil {
 		s.mu.Unlock()
@@ -168,10 +169,10 @@ func (t *clients) lock(key Client, now time.Duration) *client {
 }
 
 // add makes room for a client in a locked shard; nil when there is none.
-func (t *clients) add(s *clientShard, key Client) *client {
+func (t *clients) add(s *clientShard, key Client, now time.Duration) *client {
 	if t.n.Add(1) > t.max {
 		t.n.Add(-1)
-		if !s.evict() {
+		if !s.evict(now) {
 			return nil
 		}
 	}
@@ -181,9 +182,9 @@ func (t *clients) add(s *clientShard, key Client) *client {
 }
 
 // evict forgets one of the clients that have nothing in flight, of some it looks
-// at the one longest not heard of, one that was told to come back only if all were,
+// at the one longest not heard of, one that is expected back only if all are,
 // and reports whether there was one. The shard is locked.
-func (s *clientShard) evict() bool {
+func (s *clientShard) evict(now time.Duration) bool {
 	var oldest *client
 	var key Client
 	seen, waits := 0, false
@@ -191,7 +192,7 @@ func (s *clientShard) evict() bool {
 		if c.live > 0 {
 			continue
 		}
-		if w := c.waits(); oldest == nil || waits && !w || w == waits && c.seen < oldest.seen {
+		if w := c.waits(now); oldest == nil || waits && !w || w == waits && c.seen < oldest.seen {
 			oldest, key, waits = c, k, w
 		}
 		if seen++; seen == evictOf {
@@ -204,16 +205,16 @@ func (s *clientShard) evict() bool {
 	return oldest != nil
 }
 
-// waits reports whether any of the client's requests was told to come back and did not
-// yet.
-func (c *client) waits() bool {
+// waits reports whether any of the client's requests was told to come back, here or by a
+// server, and did not yet.
+func (c *client) waits(now time.Duration) bool {
 	for i := range c.accounts {
-		if c.accounts[i].slots.n() > 0 {
+		if c.accounts[i].slots.expects(now) {
 			return true
 		}
 	}
 	for i := range c.uses {
-		if c.uses[i].slots.n() > 0 {
+		if c.uses[i].slots.expects(now) {
 			return true
 		}
 	}
@@ -228,7 +229,7 @@ func (t *clients) each(now time.Duration, visit func(*client)) {
 		s.mu.Lock()
 		for key, c := range s.byKey {
 			visit(c)
-			if c.live == 0 && now-c.seen > idleAfter {
+			if c.live == 0 && now-c.seen > idleAfter && !c.waits(now) {
 				delete(s.byKey, key)
 				t.n.Add(-1)
 			}

@@ -92,12 +92,29 @@ func (k *claim) excuse(o *fleet.Outcome, at time.Duration) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	by := at + min(max(o.RetryAfter, backoff), retryMax)
+	by := at + k.told(o)
 	c.account(k.pool, k.class).slots.lend(at, by)
 	if k.limit != "" {
 		c.use(k.limit).slots.lend(at, by)
 	}
 }
+
+// told is within which time a request may come again that a server sent away: 8 s … 60 s.
+// Its last attempt's entry says what the caller was told. That comes in another log,
+// which may be behind: then it is as long as anybody waits, if the answer is one of those
+// that tell.
+func (k *claim) told(o *fleet.Outcome) time.Duration {
+	switch {
+	case k.over >= o.Attempt:
+		return min(max(k.after, backoff), retryMax)
+	case o.Code == http.StatusTooManyRequests, o.Code == http.StatusServiceUnavailable, o.Code == statusOverloaded:
+		return retryMax
+	}
+	return backoff
+}
+
+// statusOverloaded is Anthropic's "overloaded".
+const statusOverloaded = 529
 
 // backoff is how long official SDKs wait at most before they try again, where nothing
 // says for how long (openai-go's and anthropic-sdk-go's retryDelay).

@@ -34,7 +34,9 @@ const (
 	keptMost = 4
 	lateMost = 2
 	// unreliable is from how many early returns of late on slots are not what the
-	// client goes by: nothing is kept for them among its own requests.
+	// client goes by, unless more came in their slots: nothing is kept for them among its
+	// own requests. One of 25 workers that comes as it likes makes none of the others
+	// unreliable.
 	unreliable = 0.5
 )
 
@@ -188,7 +190,13 @@ const allLevels = fleet.BurstLevels
 // that comes before all slots of its client is not one that was told to come.
 func (s *slots) polite(b *bid) bool {
 	known := b.counts && b.ask.Retry <= 1 || b.ask.Retry == 0 && s.n() > 0 && b.now < s.first()
-	return known && s.n() > 0 && s.earliness(b.now) < unreliable
+	return known && s.n() > 0 && s.obeyed(b.now)
+}
+
+// obeyed reports whether the client goes by its slots.
+func (s *slots) obeyed(now time.Duration) bool {
+	early := s.earliness(now)
+	return early < unreliable || early < s.timeliness(now)
 }
 
 // yields reports whether a request leaves the pool's last places to others of its

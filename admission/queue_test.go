@@ -2,7 +2,6 @@ package admission
 
 import (
 	"fmt"
-	"net/http"
 	"testing"
 	"time"
 
@@ -561,61 +560,6 @@ func TestSlotsOfALimitOutlastItsRequests(t *testing.T) {
 	w.Refuse(&back, ReasonBusy)
 	if limit, pool := w.waiting("a"); limit != 1 || pool != 1 {
 		t.Errorf("%d slots of the limit and %d of the pool after a return in the time of the pool's", limit, pool)
-	}
-}
-
-// TestWhoAServerSentAwayIsNotEarly: the request comes back as its server said, and the
-// only slot of its client is a sibling's. What comes beyond that is early.
-func TestWhoAServerSentAwayIsNotEarly(t *testing.T) {
-	for _, row := range []struct {
-		code  int
-		after time.Duration // told by the server
-		back  time.Duration
-		early bool
-	}{
-		{http.StatusTooManyRequests, 0, time.Second, false}, {http.StatusTooManyRequests, 20 * time.Second, 20 * time.Second, false},
-		{http.StatusInternalServerError, 0, 8 * time.Second, false}, {http.StatusRequestTimeout, 0, time.Second, false}, {http.StatusConflict, 0, time.Second, false},
-		{http.StatusTooManyRequests, 0, 15 * time.Second, true}, {http.StatusOK, 0, time.Second, true}, {http.StatusBadRequest, 0, time.Second, true},
-	} {
-		for _, limited := range []bool{false, true} {
-			w := paced(1)
-			if limited {
-				w = newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1}), 100, nil)
-			}
-			a := w.counting("a", 0)
-			w.Admit(&a)
-			sibling := w.counting("a", 0)
-			sibling.Timeout = time.Hour
-			if limited {
-				w.Admit(&sibling)
-			} else {
-				w.Refuse(&sibling, ReasonBusy)
-			}
-			c := w.clients.lock(named("a"), 0)
-			for i := range c.accounts {
-				for k := range c.accounts[i].slots.due {
-					c.accounts[i].slots.due[k].at += time.Minute
-				}
-			}
-			for i := range c.uses {
-				for k := range c.uses[i].slots.due {
-					c.uses[i].slots.due[k].at += time.Minute
-				}
-			}
-			c.mu.Unlock()
-			w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Code: row.code, Cause: fleet.CauseOK, RetryAfter: row.after, At: w.clock.now()})
-			w.clock.advance(row.back)
-			back := w.counting("a", 1)
-			if got := !w.BeginHold(&back); got != row.early {
-				t.Errorf("%+v, limited %v: early %v", row, limited, got)
-			}
-			w.EndHold(&back)
-			w.Refuse(&back, ReasonBusy)
-			again := w.counting("a", 1)
-			if !limited && w.BeginHold(&again) { // else it may have been one of the pool
-				t.Errorf("%+v: a second one is not early", row)
-			}
-		}
 	}
 }
 

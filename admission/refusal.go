@@ -74,16 +74,21 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 		slot, ok = a.slots.give(&t)
 	}
 	wait := slot - b.now
-	r.ShouldRetry = ok
-	if !ok && wait > retryCap {
-		// For who comes back all the same: later than anybody with a slot.
-		r.RetryAfter = whole(max(retryCap, from-b.now) + spread(b.ask.Seed, retryMax-retryCap))
-		return
-	}
-	if !ok {
-		wait += spread(b.ask.Seed, min(wait/4, time.Duration(line.spacing.Load())))
+	if r.ShouldRetry = ok; !ok {
+		wait = b.hopeless(wait, from-b.now, time.Duration(line.spacing.Load()))
 	}
 	r.RetryAfter = whole(wait)
+}
+
+// hopeless is what a request is told that has no slot, and would have had one after so
+// long, for who comes back all the same: past retryCap later than those with slots, which
+// there are from opens on, as far as that is no more than retryMax.
+func (b *bid) hopeless(wait, opens, spacing time.Duration) time.Duration {
+	if wait > retryCap {
+		first := max(retryCap, opens)
+		return first + spread(b.ask.Seed, retryMax-first)
+	}
+	return wait + spread(b.ask.Seed, min(wait/4, spacing))
 }
 
 // giveNext gives a request that came when it was told to and found no place a
@@ -123,8 +128,8 @@ func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 		slot, r.ShouldRetry = u.slots.queue(&t)
 	}
 	wait := slot - b.now
-	if !r.ShouldRetry { // for who comes back all the same
-		wait = min(wait, max(retryCap, from-b.now))
+	if !r.ShouldRetry {
+		wait = b.hopeless(wait, from-b.now, t.each)
 	}
 	r.RetryAfter = whole(wait)
 }

@@ -30,8 +30,10 @@ type slots struct {
 	shared, laterShared int
 	of, laterOf         [fleet.BurstLevels]int32
 
-	early   float64 // returns before their time, of late
-	earlyAt time.Duration
+	early    float64 // returns before their time, of late
+	earlyAt  time.Duration
+	timely   float64 // returns in their slots, of late
+	timelyAt time.Duration
 	// lent is how many requests may come that have no slot, the last by lentAt.
 	lent   int
 	lentAt time.Duration
@@ -88,6 +90,8 @@ func (s *slots) arrive(now time.Duration, retry int, counts bool) (early, due, u
 		_, inLine = s.use()
 		if retry == 0 {
 			s.lend(now, now)
+		} else {
+			s.timely, s.timelyAt = s.timeliness(now)+1, now
 		}
 		return false, true, true, inLine
 	case retry == 0:
@@ -113,6 +117,9 @@ func (s *slots) lend(now, by time.Duration) {
 
 // owed reports whether one with a slot that was lent may still come.
 func (s *slots) owed(now time.Duration) bool { return s.lent > 0 && now <= s.lentAt+abandoned }
+
+// expects reports whether requests may still come that were told to.
+func (s *slots) expects(now time.Duration) bool { return s.n() > 0 || s.owed(now) }
 
 // premature reports whether a request that says how often it was tried before
 // comes earlier than it was told.
@@ -225,6 +232,14 @@ func (s *slots) earliness(now time.Duration) float64 {
 		return 0
 	}
 	return s.early * decay(now-s.earlyAt, earlyOver)
+}
+
+// timeliness is how many returns came in their slots, of late.
+func (s *slots) timeliness(now time.Duration) float64 {
+	if s.timely == 0 {
+		return 0
+	}
+	return s.timely * decay(now-s.timelyAt, earlyOver)
 }
 
 // turn is a request that is sent away, as far as its slot goes by it.

@@ -95,14 +95,14 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	}
 	if len(c.uses) > 0 && c.live == 0 {
 		c.uses = slices.DeleteFunc(c.uses, func(u use) bool {
-			return u.live == 0 && u.next < now && u.slots.n() == 0
+			return u.live == 0 && u.next < now && !u.slots.expects(now)
 		})
 	}
 }
 
 // idle reports whether nothing is known of an account any more.
 func (a *account) idle(now time.Duration) bool {
-	return a.live == 0 && a.slots.n() == 0 && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1
+	return a.live == 0 && !a.slots.expects(now) && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1
 }
 
 // absent reports whether the client seems to have left: a slot has been due for long,

@@ -125,7 +125,7 @@ func (c *closure) limit(limit, inFlight int32, now time.Time) int32 {
 		return limit
 	}
 	if !c.noted {
-		c.ran, c.noted = max(0, inFlight), true
+		c.ran, c.noted = inFlight, true
 	}
 	since := now.Sub(c.open())
 	steps := since / openStep
