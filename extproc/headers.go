@@ -50,6 +50,7 @@ type verdict struct {
 	budget    fleet.Tokens
 	source    BudgetSource
 	answers   fleet.Tokens // asked for, each of that budget; 0 is 1
+	field     string       // as which callers are told to lower the budget
 }
 
 // refused reports whether the answer is a refusal, by the plan or by admission.
@@ -202,7 +203,10 @@ func (v *verdict) classify(r *request) bool {
 		Default:       v.info.DefaultBudget,
 	}
 	v.budget, v.source = Budget(in)
-	v.answers = r.answers
+	v.answers, v.field = r.answers, r.field
+	if v.field == "" || r.header.Tokens > r.body.Tokens { // the header is called so too
+		v.field = wire.KeyMaxTokens
+	}
 	v.class = plan.Class{
 		Route:     route,
 		Arm:       plan.NoPool,

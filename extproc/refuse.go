@@ -118,16 +118,16 @@ func (r *refusal) appendHeaders(b, scratch []byte) []byte {
 // plain id, so nothing needs escaping.
 func (r *refusal) appendBody(b []byte) []byte {
 	anthropic := r.v.info.Dialect == fleet.DialectAnthropic
-	kind, param, code := "rate_limit_error", "null", "rate_limit_exceeded"
+	kind, param, code := "rate_limit_error", "", "rate_limit_exceeded"
 	switch r.v.decision.Reason {
 	case plan.ReasonUnread:
 		kind, code = "invalid_request_error", "body_not_read"
 	case plan.ReasonOversize:
-		kind, param, code = "invalid_request_error", `"max_tokens"`, "max_tokens_too_large"
+		kind, param, code = "invalid_request_error", r.v.field, "max_tokens_too_large"
 	case plan.ReasonNeverFits:
-		kind, param, code = "invalid_request_error", `"max_tokens"`, "context_length_exceeded"
+		kind, param, code = "invalid_request_error", r.v.field, "context_length_exceeded"
 	case plan.ReasonNoRoom:
-		param = `"max_tokens"`
+		param = r.v.field
 	}
 	if anthropic {
 		b = append(append(append(b, `{"type":"error","error":{"type":"`...), kind...), `","message":"`...)
@@ -137,7 +137,11 @@ func (r *refusal) appendBody(b []byte) []byte {
 	b = append(r.appendMessage(b), '"')
 	if !anthropic {
 		b = append(append(b, `,"type":"`...), kind...)
-		b = append(append(b, `","param":`...), param...)
+		if b = append(b, `","param":`...); param == "" {
+			b = append(b, "null"...)
+		} else {
+			b = append(append(append(b, '"'), param...), '"')
+		}
 		b = append(append(append(b, `,"code":"`...), code...), '"')
 	}
 	if r.millis > 0 {
@@ -196,9 +200,9 @@ func (r *refusal) appendMessage(b []byte) []byte {
 		b = appendInt(append(r.appendCost(b, v.class.PromptAtLeast), " tokens even if its prompt is as short as it can be, which is more than your whole limit of "...), s.Tokens.Limit)
 		b = appendPeriod(append(b, " tokens per "...), s.Tokens.Window)
 		if v.answers > 1 {
-			b = append(b, ": lower n or max_tokens, or shorten the prompt."...)
+			b = append(append(append(b, ": lower n or "...), v.field...), ", or shorten the prompt."...)
 		} else {
-			b = append(b, ": lower max_tokens or shorten the prompt."...)
+			b = append(append(append(b, ": lower "...), v.field...), " or shorten the prompt."...)
 		}
 	case admission.ReasonLimiterDown:
 		b = append(b, "Rate limits can't be counted at the moment, and nothing is admitted meanwhile."...)
@@ -227,8 +231,7 @@ func (r *refusal) appendUnread(b []byte) []byte {
 func (r *refusal) appendOversize(b []byte) []byte {
 	b = appendAmount(append(b, "This request asks for "...), r.v.class.Budget)
 	b = appendTokens(append(b, " output tokens and the model gives at most "...), r.limit)
-	b = appendTokens(append(b, ": set max_tokens to "...), r.limit)
-	return append(b, " or less."...)
+	return r.appendLower(append(b, ": "...))
 }
 
 // appendTokensLeft says how much the request would take of what is left, and that
@@ -268,16 +271,24 @@ func (r *refusal) appendNeverFits(b []byte) []byte {
 	}
 	b = append(b, " is more than the whole KV cache of any model server: "...)
 	if r.limit > 0 {
-		return append(appendTokens(append(b, "set max_tokens to "...), r.limit), " or less."...)
+		return r.appendLower(b)
 	}
 	return append(b, "shorten the prompt."...)
+}
+
+// appendLower says to what the caller should lower its budget, by the name of the field
+// that it used.
+func (r *refusal) appendLower(b []byte) []byte {
+	b = append(append(append(b, "set "...), r.v.field...), " to "...)
+	return append(appendTokens(b, r.limit), " or less."...)
 }
 
 func (r *refusal) appendNoRoom(b []byte) []byte {
 	b = appendAmount(append(b, "No model server has room now for a request of "...), r.v.class.Budget)
 	b = append(b, " output tokens."...)
 	if r.limit > 0 {
-		b = appendTokens(append(b, " There is room for a max_tokens of "...), r.limit)
+		b = append(append(append(b, " There is room for a "...), r.v.field...), " of "...)
+		b = appendTokens(b, r.limit)
 		b = append(b, " at most."...)
 	}
 	return r.appendRetry(b)

@@ -62,6 +62,7 @@ type request struct {
 
 	peeked    bool // json_to_metadata saw the body: a key, wire.KeyRead or an error
 	body      Declared
+	field     string       // of the body that says the largest number, a constant; "" is none
 	answers   fleet.Tokens // n, how many answers are asked for; 0: not said, or no usable number
 	bodyError bool
 	stream    bool
@@ -471,8 +472,12 @@ func scanValue(b []byte) (value, error) {
 func (r *request) peek(name []byte, v value) {
 	r.peeked = true
 	switch string(name) {
-	case wire.KeyMaxTokens, wire.KeyMaxCompletionTokens, wire.KeyMaxOutputTokens:
-		r.body = r.body.Or(v.declared())
+	case wire.KeyMaxTokens:
+		r.declare(wire.KeyMaxTokens, v)
+	case wire.KeyMaxCompletionTokens:
+		r.declare(wire.KeyMaxCompletionTokens, v)
+	case wire.KeyMaxOutputTokens:
+		r.declare(wire.KeyMaxOutputTokens, v)
 	case wire.KeyStream:
 		r.stream = v.isBool && v.yes
 	case wire.KeyPromptCacheKey:
@@ -484,6 +489,15 @@ func (r *request) peek(name []byte, v value) {
 	case wire.KeyError:
 		r.bodyError = r.bodyError || (v.isBool && v.yes)
 	}
+}
+
+// declare takes an output budget that a field of the body declares.
+func (r *request) declare(field string, v value) {
+	d := v.declared()
+	if d.Tokens > r.body.Tokens {
+		r.field = field
+	}
+	r.body = r.body.Or(d)
 }
 
 func (v value) declared() Declared {

@@ -86,6 +86,34 @@ func TestMoreThanTheModelGivesIsA400(t *testing.T) {
 	}
 }
 
+// TestRefusalsNameTheFieldThatTheCallerUsed, since official SDKs have several.
+func TestRefusalsNameTheFieldThatTheCallerUsed(t *testing.T) {
+	for _, row := range []struct {
+		peek   map[string]any
+		header string
+		want   string
+	}{
+		{map[string]any{"max_completion_tokens": 100000}, "", "max_completion_tokens"},
+		{map[string]any{"max_output_tokens": 100000}, "", "max_output_tokens"},
+		{map[string]any{"max_tokens": 9000, "max_completion_tokens": 100000, "max_output_tokens": 5}, "", "max_completion_tokens"},
+		{map[string]any{"max_tokens": 100000, "max_output_tokens": 9000}, "", "max_tokens"},
+		{map[string]any{"max_output_tokens": 9000}, "100000", "max_tokens"},
+		{map[string]any{"max_output_tokens": "junk"}, "100000", "max_tokens"},
+	} {
+		w, _ := gated(t, small)
+		headers := map[string]string{}
+		if row.header != "" {
+			headers["max_tokens"] = row.header
+		}
+		m := chat(headers)
+		m.cluster, m.peek = "a100", row.peek
+		b := readError(t, w.ask(t, m).GetImmediateResponse())
+		if b.Error.Param == nil || *b.Error.Param != row.want || !strings.Contains(b.Error.Message, "set "+row.want+" to 8192 or less.") {
+			t.Errorf("%v, header %q: %+v", row.peek, row.header, b.Error)
+		}
+	}
+}
+
 func TestOnlyDeclaredBudgetsAreTooLarge(t *testing.T) {
 	for _, row := range []struct {
 		name    string
