@@ -8,8 +8,8 @@
 // is full, that is, has nine tenths of its limit in flight, or all but one place,
 // each client is held to its weighted max-min share of it and each level to its
 // budget; otherwise nobody is. Who is sent away gets a slot: in its client's own queue,
-// which moves as fast as requests of its share end, or, for the first few of a client
-// that has less than its share, in a line of all. Shortly before and after a slot a
+// when places of its share probably end, or, for the first few of a client that has
+// less than half of its share, in a line of all. Shortly before and after a slot a
 // place is kept for it, from first tries of the same client, and from clients that have
 // their share, so that who polls does not take it. All that needs an overview of clients happens in [Gate.Step]; a
 // request takes two or three short locks and allocates nothing.

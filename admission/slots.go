@@ -10,11 +10,12 @@ import (
 
 // slots are the times at which an account's refused requests may come back.
 //
-// The level's line is for those that have less than their share of the pool: an account
+// The line is for those that have less than half of their share of the pool: an account
 // has freeSlots in it, or one more than its share where that is less, and fewer after it
-// came back too early. Its further requests, and those of an account that has its share
-// or is alone, wait in a queue of its own, at the pace at which its share ends; see
-// queueShare. So an account pushes the others out by freeSlots slots at most.
+// came back too early. Its further requests, and those of an account that has half of its
+// share or is alone, wait in a queue of its own, in which slots come when places of its
+// share probably end; see ends. So an account pushes the others out by freeSlots slots at
+// most.
 //
 // Who comes back before its time goes behind the account's last slot, ownPace times as
 // far as slots of the line are apart, and the farther the oftener that was.
