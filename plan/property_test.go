@@ -122,6 +122,9 @@ func TestDecideFollowsTheSameRulesAsTheOracle(t *testing.T) {
 				if d.Reason != want.reason || d.Fits != want.fits {
 					t.Fatalf("seed %d: got %+v, want %+v", seed, d, want)
 				}
+				if got := p.PoolName(d.Arm); want.waits != "" && got != want.waits {
+					t.Fatalf("seed %d: waits for %q, want %q", seed, got, want.waits)
+				}
 				continue
 			}
 			checkPicks(t, in, p, c, d)
