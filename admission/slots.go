@@ -257,7 +257,7 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	if t.early {
 		return s.giveLast(t, ownPace*spacing)
 	}
-	if !t.alone && t.below && s.shared < s.free(s.earliness(t.now), t.most) {
+	if s.inLine(t) {
 		at, ok := t.line.next(t.now, t.patience, spacing)
 		if ok {
 			return s.keep(t, at, true, spacing), true

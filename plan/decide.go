@@ -306,6 +306,24 @@ func (p *Plan) awaited(ch []PoolID) PoolID {
 	return best
 }
 
+// Awaited appends the pools of a request's chain of which one may be waited for: those
+// that are as good for it as [Decision].Arm is for a refusal, in the chain's order. It
+// appends nothing for an unknown route.
+func (p *Plan) Awaited(dst []PoolID, c Class) []PoolID {
+	r := p.route(c.Route)
+	if r == nil {
+		return dst
+	}
+	ch, _ := r.chain(c.Arm)
+	best := p.pools[p.awaited(ch)].outlook
+	for _, id := range ch {
+		if p.pools[id].outlook == best {
+			dst = append(dst, id)
+		}
+	}
+	return dst
+}
+
 // choice is a chosen endpoint and the one it was compared with.
 type choice struct {
 	won, lost         int32
