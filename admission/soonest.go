@@ -9,8 +9,8 @@ import (
 // A request that no pool of its chain has room for waits for one of them. Were it always
 // the same one, all that the chain sends away would wait at the pace of that pool, and
 // the places of the others would be whose who comes by chance: 216 workers of one key on
-// 8 places and 64 behind them, of 2 s each, were told 17 s on average by the slots of the
-// 8, and 32,000 times not to come back; on one pool of 72 it is 4 s, and never.
+// 8 places and 64 behind them, of 2 s each, would be told 44 s on average by the slots of
+// the 8, and nearly all not to come back. On one pool of 72 it is 4 s, and so it is here.
 
 // Wait is how long a request would be told to wait for a place of its Ask's pool, but for
 // the jitter, if it were refused now; no slot is taken. Past what the caller waits it is

@@ -216,8 +216,8 @@ func (s *Service) await(c *call) {
 	c.ask.Pool = soonest
 }
 
-// settle is the last attempt: who finds no place in its first pool is refused, and waits
-// for any of the chain.
+// settle is the last attempt: who finds no place in the first pool that has any is
+// refused, and waits for one of the chain.
 func (s *Service) settle(c *call, at time.Time) {
 	v := &c.verdict
 	if v.class.Past == 0 && v.decision.Action == plan.ActionRefuse {

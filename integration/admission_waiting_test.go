@@ -71,6 +71,45 @@ routes:
 	}
 }
 
+// TestWhoIsRefusedWaitsWhereAPlaceIsSooner: of the nine places of a chain its first pool
+// has one. 27 workers of one key wait for whichever comes free.
+func TestWhoIsRefusedWaitsWhereAPlaceIsSooner(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 8 seconds")
+	}
+	small, large := newModelServer(t), newModelServer(t)
+	small.answerWith(taking(300 * time.Millisecond))
+	large.answerWith(taking(300 * time.Millisecond))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 1, endpoints: [ { address: %q } ] }
+  - { name: b, maxInFlight: 8, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a, fallback: [ { pool: b } ] }
+`, small.addr(), large.addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	defer cancel()
+	var of operations
+	var parts sync.WaitGroup
+	for range 27 {
+		parts.Go(func() {
+			for ctx.Err() == nil {
+				of.run(ctx, t, s, "client")
+			}
+		})
+	}
+	parts.Wait()
+	served, gaveUp := of.served.Load(), of.gaveUp.Load()
+	t.Logf("%d operations served, %d given up; at most %d ms told", served, gaveUp, of.longest.Load())
+	if told := of.longest.Load(); told == 0 || told > 5000 {
+		t.Errorf("at most %d ms told; want some refused, and none for longer than a few turns of 27 workers on nine places", told)
+	}
+	if gaveUp > served/5 {
+		t.Errorf("%d operations given up beside %d served", gaveUp, served)
+	}
+}
+
 // operations counts what became of operations, each of which is tried three times.
 type operations struct {
 	served, gaveUp, hopeless atomic.Int64

@@ -125,6 +125,9 @@ func TestDecideFollowsTheSameRulesAsTheOracle(t *testing.T) {
 				if got := p.PoolName(d.Arm); want.waits != "" && got != want.waits {
 					t.Fatalf("seed %d: waits for %q, want %q", seed, got, want.waits)
 				}
+				if awaited := p.Awaited(nil, c); want.waits != "" && awaited[0] != d.Arm {
+					t.Fatalf("seed %d: waits for %d, or one of %v", seed, d.Arm, awaited)
+				}
 				continue
 			}
 			checkPicks(t, in, p, c, d)
