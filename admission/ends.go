@@ -42,6 +42,11 @@ func (e *ends) first(live int) time.Duration {
 	return e.at[0]
 }
 
+// leastRamp is over what part of an answer's time slots are spread at least of answers that
+// take the same time and began at once: else all would come at once. So a share's slots are
+// never given for more than a hundred times its ends.
+const leastRamp = 100
+
 // share is what places become free of.
 type share struct {
 	live int // requests in flight
@@ -60,7 +65,7 @@ func (e *ends) queue(now time.Duration, n float64, s *share) time.Duration {
 	if from, _ := slices.BinarySearch(e.at, now); from == len(e.at) {
 		return even
 	}
-	ramp := max(span(float64(s.takes-s.least)/queueShare), time.Millisecond)
+	ramp := max(span(float64(s.takes-s.least)/queueShare), s.takes/leastRamp, time.Millisecond)
 	live := float64(max(s.live, len(e.at)))
 	weight := min(1, float64(s.takes)/float64(s.each)/live) // of one in flight: places of the share
 	places, known := weight*live, weight

@@ -54,11 +54,11 @@ func TestQueueFollowsTheEndsOfAnswersThatTakeTheSameTime(t *testing.T) {
 		if n == 0 {
 			continue
 		}
-		if got := e.queue(now, float64(n), &s); got < want*time.Second || got > want*time.Second+20*time.Millisecond {
+		if got := e.queue(now, float64(n), &s); got < want*time.Second || got > want*time.Second+time.Duration(1+(n-1)/4)*110*time.Millisecond {
 			t.Errorf("place %d becomes free after %v; want %v s", n, got, int(want))
 		}
 	}
-	if got := e.queue(now, 1.04, &s); got > 10*time.Second+20*time.Millisecond {
+	if got := e.queue(now, 1.04, &s); got > 10*time.Second+120*time.Millisecond {
 		t.Errorf("behind a short one of another level: %v; want 10 s", got)
 	}
 	if got := e.queue(10*time.Second-time.Millisecond, 1, &s); got < 10*time.Second+retryFloor-time.Millisecond {
@@ -100,7 +100,7 @@ func TestQueueOfAShareThatIsPassed(t *testing.T) {
 	for i := range 8 {
 		e.add(takes + time.Duration(i)*time.Second)
 	}
-	if got := e.queue(time.Second, 2, &s); got < 13*time.Second || got > 13*time.Second+20*time.Millisecond {
+	if got := e.queue(time.Second, 2, &s); got < 13*time.Second || got > 13*time.Second+120*time.Millisecond {
 		t.Errorf("the second place becomes free after %v; want that of the fourth end, 13 s", got)
 	}
 }

@@ -124,7 +124,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	why, hint := c.enter(&b)
 	if why != ReasonAdmitted && a.Hold {
 		c.mu.Unlock()
-		return Verdict{Reason: why, Held: true}
+		return Verdict{Reason: why, Held: true, Standing: b.standing(Reservation{})}
 	}
 	c.arrive(&b, why != ReasonAdmitted)
 	if why != ReasonAdmitted {
@@ -156,8 +156,8 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	return v
 }
 
-// Refuse says when a request may come back that the plan refused, for
-// ReasonBusy or ReasonNoRoom. It is called instead of Admit.
+// Refuse says when a request may come back that the plan refused, for ReasonBusy or
+// ReasonNoRoom, or that Admit answered Held, for its reason. Its pool may be another.
 func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 	b := g.bid(a)
 	c := g.meet(&b)

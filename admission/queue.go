@@ -131,7 +131,11 @@ func (u *use) queued(now time.Duration, b *bid) time.Duration {
 
 // shareOf is a share of which so many of the level are in flight, and one ends in each.
 func (l *level) shareOf(live int, each time.Duration) *share {
-	return &share{live: live, each: max(1, each), takes: time.Duration(max(1, l.expected.Load())), least: l.least()}
+	s := &share{live: live, each: max(1, each), takes: time.Duration(max(1, l.expected.Load())), least: l.least()}
+	if l.cold.Load() > 0 {
+		s.takes = max(s.takes, 2*coldLeast) // or slots of a guess would be all at once
+	}
+	return s
 }
 
 // span is a time of so many ns, an hour at most.

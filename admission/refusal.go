@@ -51,21 +51,9 @@ func (c *client) advised(a *account, b *bid) int {
 
 // lineUp gives a slot of the level's line, or of the account's own.
 func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
-	line := &b.pool.levels[b.ask.Level].line
-	from, patience := b.span()
 	a.stir()
-	alone, share := b.pool.accounts.Load() <= 1, b.pool.shareOf(b.weight)
-	each := a.each(b.ask.Level, share, alone)
-	t := turn{
-		asked: b.now, now: from, patience: patience, line: line, tail: b.pool.tailOf(b.ask.Level), level: b.ask.Level,
-		last: c.gaveUp(b), early: b.early && !b.mine, alone: alone,
-		most: a.places(share, alone), seed: b.ask.Seed,
-		drawn: !alone, live: a.live, below: a.room(share) > 0,
-		each: each, queued: a.queued(from, b.ask.Level, each, share),
-		first: a.firstEnd(share), cold: time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
-		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
-		share: min(share, float64(b.pool.whole.Load())),
-	}
+	t := a.turn(b, b.pool.accounts.Load())
+	t.early, t.last = b.early && !b.mine, c.gaveUp(b)
 	slot, ok := a.giveNext(&t, b, why)
 	if !ok && b.due && b.ask.Retry > 0 {
 		slot, ok = a.slots.insist(&t)
@@ -75,9 +63,25 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	}
 	wait := slot - b.now
 	if r.ShouldRetry = ok; !ok {
-		wait = b.hopeless(wait, from-b.now, time.Duration(line.spacing.Load()))
+		wait = b.hopeless(wait, t.now-b.now, time.Duration(t.line.spacing.Load()))
 	}
 	r.RetryAfter = whole(wait)
+}
+
+// turn is what the slot of a request goes by, of a pool that so many accounts use.
+func (a *account) turn(b *bid, accounts int64) turn {
+	l := &b.pool.levels[b.ask.Level]
+	from, patience := b.span()
+	alone, share := accounts <= 1, b.pool.shareOf(b.weight)
+	each := a.each(b.ask.Level, share, alone)
+	return turn{
+		asked: b.now, now: from, patience: patience, seed: b.ask.Seed, level: b.ask.Level,
+		line: &l.line, tail: b.pool.tailOf(b.ask.Level), most: a.places(share, alone),
+		alone: alone, drawn: !alone, live: a.live, below: a.room(share) > 0,
+		each: each, queued: a.queued(from, b.ask.Level, each, share), first: a.firstEnd(share),
+		takes: time.Duration(l.expected.Load()), cold: time.Duration(l.cold.Load()),
+		share: min(share, float64(b.pool.whole.Load())),
+	}
 }
 
 // hopeless is what a request is told that has no slot, and would have had one after so

@@ -252,15 +252,16 @@ type turn struct {
 	line     *line
 	tail     *tail // of the line, or of all levels together
 	level    fleet.BurstLevel
-	early    bool // it came before its time
-	last     bool // it will not come again
-	alone    bool // nobody else uses the pool
-	most     int  // slots that its account may have in the line
-	drawn    bool // a slot of its client's queue is drawn
-	live     int  // requests that its account has in flight …
-	below    bool // … which is less than its share
-	cold     time.Duration
-	first    time.Duration // no place for it becomes free before
+	early    bool          // it came before its time
+	last     bool          // it will not come again
+	alone    bool          // nobody else uses the pool
+	most     int           // slots that its account may have in the line
+	drawn    bool          // a slot of its client's queue is drawn
+	live     int           // requests that its account has in flight …
+	below    bool          // … which is less than its share
+	first    time.Duration // no place for it becomes free before; 0 is unknown
+	// cold is how long an answer may well take while none has ended, else 0.
+	cold time.Duration
 	// each is the time between two ends of the account's share, takes how long one
 	// takes, and queued how long the queue of the client's requests is.
 	each, takes, queued time.Duration
@@ -278,7 +279,7 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	if t.early {
 		return s.giveLast(t, ownPace*spacing)
 	}
-	if !t.alone && t.below && 2*float64(t.live) < t.share && s.shared < s.free(s.earliness(t.now), t.most) {
+	if s.inLine(t) {
 		at, ok := t.tail.next(max(t.now+retryFloor, t.first), t.now+t.patience, spacing)
 		if ok {
 			return s.keep(t, at, true, spacing), true

@@ -160,7 +160,7 @@ type Refusal struct {
 type Verdict struct {
 	Admitted bool
 	Reason   Reason
-	// Held: not admitted for now; see Ask.Hold. Reason alone is set beside it.
+	// Held: not admitted for now; see Ask.Hold. Reason and Standing are set beside it.
 	Held bool
 	// Refusal is set where neither admitted nor held.
 	Refusal  Refusal

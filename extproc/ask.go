@@ -17,9 +17,12 @@ type Admission interface {
 	// once, or again while it answers Held. Of the Ask nothing but the ID may be
 	// kept.
 	Admit(*admission.Ask) admission.Verdict
-	// Refuse is told of a request that is refused for another reason, and says
-	// when it may come back.
+	// Refuse is told of a request that is refused for another reason, or for that of a
+	// Verdict that was Held, and says when it may come back.
 	Refuse(*admission.Ask, admission.Reason) admission.Refusal
+	// Wait is how long a request would wait for a place of the pool if it were refused
+	// now. It changes nothing.
+	Wait(*admission.Ask) time.Duration
 	// BeginHold says that the request found no place and is held; false where it was
 	// told to come later than it does, and may not be. Else EndHold follows.
 	BeginHold(*admission.Ask) bool

@@ -170,6 +170,7 @@ func (s *Service) refuse(c *call) {
 	}
 	v.admit.Refusal = plainRefusal
 	if s.o.Admission != nil {
+		s.await(c)
 		v.admit.Refusal = s.o.Admission.Refuse(&c.ask, v.admit.Reason)
 	}
 }

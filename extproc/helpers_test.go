@@ -145,6 +145,9 @@ type gate struct {
 	// full is for how many asks there is no place; then verdict counts.
 	full int
 	why  admission.Reason // for which; 0 is ReasonShare
+	// waits are the waits that are told for pools, by name; it was asked for waited.
+	waits  map[string]time.Duration
+	waited []string
 }
 
 func (g *gate) Admit(a *admission.Ask) admission.Verdict {
@@ -164,6 +167,11 @@ func (g *gate) Refuse(a *admission.Ask, why admission.Reason) admission.Refusal 
 	g.asked = append(g.asked, *a)
 	g.refused = append(g.refused, why)
 	return g.refusal
+}
+
+func (g *gate) Wait(a *admission.Ask) time.Duration {
+	g.waited = append(g.waited, a.Pool)
+	return g.waits[a.Pool]
 }
 
 func (g *gate) BeginHold(a *admission.Ask) bool {

@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"hash/maphash"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -81,10 +82,15 @@ func (h *Held) group(of *admission.Client) *atomic.Int32 {
 // find finds a place for a classed request, or refuses it: at once where waiting
 // a moment doesn't help, else once it was held for holdFor in vain.
 func (s *Service) find(c *call, at time.Time) {
-	if s.attempt(c, at) || s.hold(c, at) {
+	if s.attempt(c, at) {
 		return
 	}
-	s.settle(c, s.o.Now())
+	if v := &c.verdict; v.decision.Action == plan.ActionRefuse || byPool(v.admit.Reason) {
+		s.await(c)
+	}
+	if !s.hold(c, at) {
+		s.settle(c, s.o.Now())
+	}
 }
 
 // hold tries a request again until it has its answer, or was held for holdFor: then
@@ -94,7 +100,7 @@ func (s *Service) hold(c *call, at time.Time) bool {
 	if s.o.Held == nil || c.req.observe {
 		return false
 	}
-	ask := c.ask // for its first pool
+	ask := c.ask // for the pool that it waits for
 	if !s.o.Held.join(&ask.Client) {
 		return false
 	}
@@ -142,7 +148,7 @@ func (s *Service) renew(c *call) {
 
 // attempt decides, reserves and asks admission, pool by pool along the chain. It
 // returns false, with nothing counted, where an end of another request could change
-// the answer; then the ask is for the first pool, where slots are given.
+// the answer.
 func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 	v := &c.verdict
 	v.class.Past, v.admit = 0, admission.Verdict{}
@@ -150,12 +156,6 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 		v.decision = plan.Decision{Action: plan.ActionRefuse, Reason: plan.ReasonUnread, Arm: v.class.Arm}
 		return true
 	}
-	first := ""
-	defer func() {
-		if !answered && first != "" {
-			c.ask.Pool = first
-		}
-	}()
 	for {
 		v.admit = admission.Verdict{}
 		s.place(v, at)
@@ -175,9 +175,6 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 		if !s.enter(c, at, true) {
 			return true
 		}
-		if first == "" {
-			first = c.ask.Pool
-		}
 		past, further := v.plan.Further(v.class, &v.decision)
 		if !further || !byPool(v.admit.Reason) {
 			return false
@@ -196,7 +193,31 @@ func byPool(why admission.Reason) bool {
 	return false
 }
 
-// settle is the last attempt: who finds no place in its first pool is refused.
+// await turns the ask to the pool of the chain that the request waits for, where it has
+// the earliest slot. The places of all come free for those that were sent away.
+func (s *Service) await(c *call) {
+	if s.o.Admission == nil {
+		return
+	}
+	v := &c.verdict
+	var few [plan.MaxAttempts]plan.PoolID
+	pools := v.plan.Awaited(few[:0], v.class)
+	if len(pools) == 1 {
+		c.ask.Pool = v.plan.PoolName(pools[0])
+		return
+	}
+	soonest, least := c.ask.Pool, time.Duration(math.MaxInt64)
+	for _, id := range pools {
+		c.ask.Pool = v.plan.PoolName(id)
+		if wait := s.o.Admission.Wait(&c.ask); wait < least {
+			soonest, least = c.ask.Pool, wait
+		}
+	}
+	c.ask.Pool = soonest
+}
+
+// settle is the last attempt: who finds no place in the first pool that has any is
+// refused, and waits for one of the chain.
 func (s *Service) settle(c *call, at time.Time) {
 	v := &c.verdict
 	if v.class.Past == 0 && v.decision.Action == plan.ActionRefuse {
@@ -205,7 +226,17 @@ func (s *Service) settle(c *call, at time.Time) {
 	}
 	v.class.Past, v.admit = 0, admission.Verdict{}
 	s.place(v, at)
-	s.enter(c, at, false)
+	if !s.enter(c, at, true) {
+		return
+	}
+	if byPool(v.admit.Reason) {
+		s.await(c)
+	}
+	c.ask.Hold = false
+	v.admit = admission.Verdict{
+		Reason: v.admit.Reason, Standing: v.admit.Standing,
+		Refusal: s.o.Admission.Refuse(&c.ask, v.admit.Reason),
+	}
 }
 
 // enter asks admission for a request that the plan lets pass, and for the advice

@@ -207,7 +207,7 @@ func TestNobodyIsHeldForLong(t *testing.T) {
 			if !slices.Equal(g.earlyIn, []string{"h100"}) || g.holds != 0 {
 				t.Errorf("%s: looked for slots in %v, %d holds go on", why, g.earlyIn, g.holds)
 			}
-			if len(w.picks) != 0 || h.all.Load() != 0 || (want == admission.ReasonBusy) != (len(g.refused) == 1) {
+			if len(w.picks) != 0 || h.all.Load() != 0 || !slices.Equal(g.refused, []admission.Reason{want}) {
 				t.Errorf("%s: %d places reserved, %d held, refused %v", why, len(w.picks), h.all.Load(), g.refused)
 			}
 		})
@@ -231,13 +231,13 @@ func TestClosedPoolsOfALegacyRouteEndSomewhere(t *testing.T) {
 	for _, a := range g.asked {
 		pools = append(pools, a.Pool)
 	}
-	if want := []string{"a100", "third", "a100"}; !slices.Equal(pools, want) || w.lastEvent().Action != plan.ActionRefuse {
+	if want := []string{"a100", "third", "a100", "a100"}; !slices.Equal(pools, want) || w.lastEvent().Action != plan.ActionRefuse {
 		t.Errorf("asked for %v, %+v; want %v", pools, w.lastEvent(), want)
 	}
 }
 
 // TestWhoHasNoShareHereIsServedFurtherAlongTheChain: and only who finds no room in
-// any pool is refused, in the first.
+// any pool is refused.
 func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
 	for i := range 12 {
 		full := i % 4
@@ -254,13 +254,15 @@ func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
 			want = []string{"h100"}
 		case 1:
 			want = []string{"h100", "a100"}
-		default: // the last time it is for an answer
+		case 2: // the last attempt
 			want = []string{"h100", "a100", "h100"}
+		default: // and a time to come back
+			want = []string{"h100", "a100", "h100", "h100"}
 		}
 		if !slices.Equal(pools, want) || last.Pool != want[len(want)-1] || last.Moved != (full == 1) {
 			t.Errorf("%d refuse: asked for %v, %+v; want %v", full, pools, last, want)
 		}
-		if refused := full > 2; (last.Action == plan.ActionRefuse) != refused || len(w.picks) != 1 == !refused || g.last().Hold == (full > 1) {
+		if refused := full > 2; (last.Action == plan.ActionRefuse) != refused || len(w.picks) != 1 == !refused || g.last().Hold == refused {
 			t.Errorf("%d refuse: %+v, %d places reserved, last asked %+v", full, last, len(w.picks), g.last())
 		}
 	}
@@ -276,7 +278,7 @@ func TestWhatHoldsInEveryPoolIsNotTriedInAnother(t *testing.T) {
 			t.Errorf("asked for %s", a.Pool)
 		}
 	}
-	if len(g.asked) != 2 || w.lastEvent().Action != plan.ActionRefuse {
+	if len(g.asked) != 3 || w.lastEvent().Action != plan.ActionRefuse {
 		t.Errorf("asked %d times, %+v", len(g.asked), w.lastEvent())
 	}
 }
@@ -357,6 +359,64 @@ func TestSlotsAreLookedForWhereTheyAreGiven(t *testing.T) {
 	}
 }
 
+// TestWhoIsRefusedWaitsWhereAPlaceIsSoonest: of the pools of its chain that take
+// requests, whoever refuses it; but its own limit is the same for all of them.
+func TestWhoIsRefusedWaitsWhereAPlaceIsSoonest(t *testing.T) {
+	full := func(w *world, _ *gate) {
+		for slot := range uint32(10) {
+			w.live[slot] = 100
+		}
+	}
+	refuses := func(why admission.Reason) func(*world, *gate) {
+		return func(_ *world, g *gate) { g.full, g.why = 1000, why }
+	}
+	drains := func(in *plan.Inputs, _ *Options) {
+		for e := range in.Pools[0].Endpoints {
+			in.Pools[0].Endpoints[e].State = fleet.StateDraining
+		}
+	}
+	soon, late := time.Second, 9*time.Second
+	for _, tc := range []struct {
+		name     string
+		change   func(*plan.Inputs, *Options)
+		strategy string
+		refuses  func(*world, *gate)
+		h, a     time.Duration
+		want     string
+	}{
+		{"the first is sooner", nil, "dynamic", full, soon, late, "h100"},
+		{"the first is as soon", nil, "dynamic", full, soon, soon, "h100"},
+		{"the next is sooner", nil, "dynamic", full, late, soon, "a100"},
+		{"it was told to come there", nil, "dynamic", full, 0, -1, "a100"},
+		{"legacy", nil, "legacy", full, late, soon, "a100"},
+		{"the first drains", drains, "dynamic", full, soon, late, "a100"},
+		{"the first drains, legacy", drains, "legacy", full, soon, late, "a100"},
+		{"the first drains, and its client has its share", drains, "dynamic", refuses(admission.ReasonShare), soon, late, "a100"},
+		{"its client has its share", nil, "dynamic", refuses(admission.ReasonShare), late, soon, "a100"},
+		{"its level has its budget", nil, "dynamic", refuses(admission.ReasonLevel), late, soon, "a100"},
+		{"the turn is another's", nil, "legacy", refuses(admission.ReasonTurn), late, soon, "a100"},
+		{"its own limit", nil, "dynamic", refuses(admission.ReasonConcurrency), late, soon, "h100"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, g := gated(t, func(in *plan.Inputs, o *Options) {
+				o.Held = &Held{}
+				if tc.change != nil {
+					tc.change(in, o)
+				}
+			})
+			g.early, g.waits = true, map[string]time.Duration{"h100": tc.h, "a100": tc.a}
+			tc.refuses(w, g)
+			w.exchange(t, chat(map[string]string{wire.HeaderRouteStrategy: tc.strategy}).proto())
+			if !slices.Equal(g.earlyIn, []string{tc.want}) || g.last().Pool != tc.want || len(g.refused) != 1 {
+				t.Errorf("looked for a slot in %v, refused in %s, %v; want %s", g.earlyIn, g.last().Pool, g.refused, tc.want)
+			}
+			if tc.change != nil && len(g.waited) > 0 {
+				t.Errorf("asked how long it is for %v, of which one takes requests", g.waited)
+			}
+		})
+	}
+}
+
 // TestWhoIsNotHeld: where it would be of no use, or not deserved, a refusal comes
 // at once.
 func TestWhoIsNotHeld(t *testing.T) {
@@ -408,7 +468,7 @@ func TestClosedPoolsBehindTheFirstEndTheChain(t *testing.T) {
 	for _, a := range g.asked {
 		pools = append(pools, a.Pool)
 	}
-	if want := []string{"h100", "a100", "h100", "h100"}; !slices.Equal(pools, want) || w.lastEvent().Action != plan.ActionRefuse {
+	if want := []string{"h100", "a100", "h100", "h100", "h100"}; !slices.Equal(pools, want) || w.lastEvent().Action != plan.ActionRefuse {
 		t.Errorf("asked for %v, %+v; want %v", pools, w.lastEvent(), want)
 	}
 }

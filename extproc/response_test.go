@@ -321,6 +321,7 @@ func (quiet) Admit(*admission.Ask) admission.Verdict {
 	return admission.Verdict{Admitted: true, Reason: admission.ReasonAdmitted}
 }
 func (quiet) Refuse(*admission.Ask, admission.Reason) admission.Refusal { return admission.Refusal{} }
+func (quiet) Wait(*admission.Ask) time.Duration                         { return 0 }
 func (quiet) BeginHold(*admission.Ask) bool                             { return true }
 func (quiet) EndHold(*admission.Ask)                                    {}
 func (quiet) Advise(*admission.Ask) admission.Refusal                   { return admission.Refusal{} }

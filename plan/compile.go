@@ -37,6 +37,8 @@ type pool struct {
 	drains bool
 	// closed is true where endpoints serve and all of them want no requests now.
 	closed bool
+	// outlook is what may be hoped of it by those that are refused.
+	outlook outlook
 	// whole is what there is to choose from: all endpoints of weight > 0.
 	whole region
 	// zones are the parts of whole by the sidecar's zone: nil for zones without
@@ -258,6 +260,9 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 		pl.serving = serving(in.Endpoints)
 	}
 	pl.closed = allClosed(in.Endpoints)
+	for i := range in.Endpoints {
+		pl.outlook = max(pl.outlook, in.Endpoints[i].outlook())
+	}
 	pl.addresses = formatAddresses(in.Endpoints)
 	everyone := candidates(in.Endpoints, math.MinInt64)
 	sets := newLevelSets(in.Endpoints, everyone)
@@ -372,6 +377,28 @@ func checkEndpoint(e *EndpointInput) error {
 		return fmt.Errorf("a KV cache of %d tokens; accepted: at least 0 (0 is unknown)", e.KVSize)
 	}
 	return nil
+}
+
+// outlook is what may be hoped of an endpoint, or of the best of a pool. More is better.
+type outlook uint8
+
+const (
+	outlookNone    outlook = iota // it drains
+	outlookEjected                // only Envoy's own choice may use it
+	outlookClosed                 // it may be chosen when it opens
+	outlookOpen                   // it may be chosen
+)
+
+func (e *EndpointInput) outlook() outlook {
+	switch {
+	case !e.serves():
+		return outlookNone
+	case !e.chosen():
+		return outlookEjected
+	case e.Closed:
+		return outlookClosed
+	}
+	return outlookOpen
 }
 
 // closed is the limit of an endpoint that takes nothing.

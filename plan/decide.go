@@ -53,6 +53,10 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	}
 	if c.Generates && c.Budget > 0 {
 		if d, refused := r.checkSize(&c); refused {
+			if d.Reason == ReasonNoRoom {
+				ch, _ := r.chain(c.Arm)
+				d.Arm = p.awaited(ch)
+			}
 			return d
 		}
 	}
@@ -232,7 +236,7 @@ func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 	if c.Generates {
 		ch, known := r.chain(c.Arm) // all chains of a route have the same pools
 		if p.everyEndpointFull(ch, w) {
-			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: c.Arm}
+			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: p.awaited(ch)}
 		}
 		if !known {
 			return leave(c.Arm, ReasonLegacy)
@@ -281,12 +285,43 @@ func (p *Plan) decideFull(ch []PoolID, c Class, w *wish) (d Decision) {
 			continue
 		}
 		if c.Generates {
-			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: ch[0]}
+			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: p.awaited(ch)}
 		}
 		p.steer(&d, ch, pos, pl.leastLoaded(t, w), w)
 		return d
 	}
 	return leave(c.Arm, ReasonNothingAlive)
+}
+
+// awaited is the pool of a chain for whose places those wait that are refused: the
+// first that takes requests, else the first that will. A pool that drains, or that is
+// closed for a while, frees no place; who waited for it would wait beside others that do.
+func (p *Plan) awaited(ch []PoolID) PoolID {
+	best := ch[0]
+	for _, id := range ch[1:] {
+		if p.pools[id].outlook > p.pools[best].outlook {
+			best = id
+		}
+	}
+	return best
+}
+
+// Awaited appends the pools of a request's chain of which one may be waited for: those
+// that are as good for it as [Decision].Arm is for a refusal, in the chain's order. It
+// appends nothing for an unknown route.
+func (p *Plan) Awaited(dst []PoolID, c Class) []PoolID {
+	r := p.route(c.Route)
+	if r == nil {
+		return dst
+	}
+	ch, _ := r.chain(c.Arm)
+	best := p.pools[p.awaited(ch)].outlook
+	for _, id := range ch {
+		if p.pools[id].outlook == best {
+			dst = append(dst, id)
+		}
+	}
+	return dst
 }
 
 // choice is a chosen endpoint and the one it was compared with.

@@ -22,6 +22,8 @@ type oracleAnswer struct {
 	// reasons that it may have. A moved request's reason is the move's.
 	allowed map[int][]Reason
 	fits    fleet.Tokens
+	// waits is the pool for which who is refused for now waits.
+	waits string
 }
 
 func (a *oracleAnswer) allow(i int, why Reason) {
@@ -44,31 +46,25 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		arm = in.Pools[c.Arm].Name
 	}
 	if why, fits := oracleSize(in, r, c); why != 0 {
-		return oracleAnswer{action: ActionRefuse, reason: why, fits: fits}
+		out := oracleAnswer{action: ActionRefuse, reason: why, fits: fits}
+		if why == ReasonNoRoom {
+			out.waits = oracleWaits(in, oracleChain(r, arm))
+		}
+		return out
 	}
-	at := slices.Index(r.Split, arm)
 	legacy := c.Strategy != fleet.StrategyDynamic
 	if legacy {
 		if c.Generates && oracleAllFull(in, append(slices.Clone(r.Split), r.Fallback...), counts) {
-			return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy}
+			return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy, waits: oracleWaits(in, oracleChain(r, arm))}
 		}
 		if !c.Generates {
 			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 		}
 		c.Prompt = 0
 	}
-	if at < 0 && c.Arm == NoPool && len(r.Split) == 1 {
-		at = 0
-	}
-	var chain []string
-	switch k := slices.Index(r.Fallback, arm); {
-	case at >= 0:
-		for i := range r.Split {
-			chain = append(chain, r.Split[(at+i)%len(r.Split)])
-		}
-		chain = append(chain, r.Fallback...)
-	case k >= 0:
-		chain = append(append([]string{arm}, r.Split...), slices.Delete(slices.Clone(r.Fallback), k, k+1)...)
+	chain := oracleChain(r, arm)
+	switch known := slices.Contains(chain, arm) || c.Arm == NoPool && len(r.Split) == 1; {
+	case known:
 	case legacy:
 		return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 	default:
@@ -116,13 +112,45 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 	case firstAlive < 0:
 		return oracleAnswer{action: ActionLeave, reason: ReasonNothingAlive}
 	case c.Generates:
-		return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy}
+		return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy, waits: oracleWaits(in, chain)}
 	}
 	out := oracleSteer(in, chain, firstAlive, c)
 	for _, i := range oracleAble(in, chain[firstAlive], c.Level) {
 		out.allow(i, out.reason)
 	}
 	return out
+}
+
+// oracleChain is the route's chain with an arm first; as configured where that is none
+// of its pools.
+func oracleChain(r RouteInput, arm string) []string {
+	if k := slices.Index(r.Fallback, arm); k >= 0 && !slices.Contains(r.Split, arm) {
+		return append(append([]string{arm}, r.Split...), slices.Delete(slices.Clone(r.Fallback), k, k+1)...)
+	}
+	var chain []string
+	at := max(0, slices.Index(r.Split, arm))
+	for i := range r.Split {
+		chain = append(chain, r.Split[(at+i)%len(r.Split)])
+	}
+	return append(chain, r.Fallback...)
+}
+
+// oracleWaits is the first pool of a chain with an endpoint to send to, one that isn't
+// closed if any has such, then one that Envoy alone may use; else the first.
+func oracleWaits(in Inputs, chain []string) string {
+	chosen := func(e EndpointInput) bool { return e.Weight > 0 && e.State != fleet.StateDraining }
+	for _, meant := range []func(EndpointInput) bool{
+		func(e EndpointInput) bool { return chosen(e) && !e.Closed },
+		chosen,
+		func(e EndpointInput) bool { return e.State != fleet.StateDraining },
+	} {
+		for _, name := range chain {
+			if slices.ContainsFunc(oraclePool(in, name).Endpoints, meant) {
+				return name
+			}
+		}
+	}
+	return chain[0]
 }
 
 // oracleAllow finds what may be chosen in a pool where the endpoints free are

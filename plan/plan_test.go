@@ -234,6 +234,9 @@ func TestLookupsOfUnknownIDsAreEmpty(t *testing.T) {
 	if p.PoolName(NoPool) != "" || p.RouteInfo(-1) != nil || p.RouteInfo(1) != nil {
 		t.Error("unknown ids are known")
 	}
+	if got := p.Awaited(nil, Class{Route: 1}); len(got) != 0 {
+		t.Errorf("a request of an unknown route waits for %v", got)
+	}
 	if _, found := p.Pool("gone"); found {
 		t.Error("pool found")
 	}

@@ -122,6 +122,12 @@ func TestDecideFollowsTheSameRulesAsTheOracle(t *testing.T) {
 				if d.Reason != want.reason || d.Fits != want.fits {
 					t.Fatalf("seed %d: got %+v, want %+v", seed, d, want)
 				}
+				if got := p.PoolName(d.Arm); want.waits != "" && got != want.waits {
+					t.Fatalf("seed %d: waits for %q, want %q", seed, got, want.waits)
+				}
+				if awaited := p.Awaited(nil, c); want.waits != "" && awaited[0] != d.Arm {
+					t.Fatalf("seed %d: waits for %d, or one of %v", seed, d.Arm, awaited)
+				}
 				continue
 			}
 			checkPicks(t, in, p, c, d)

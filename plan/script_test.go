@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "rewrite the decisions in testdata")
 //	> …                                        a decision (written by -update)
 //
 // The chosen endpoint stands first with its count, then the runner-up with its
-// own, then the targets of further attempts.
+// own, then the targets of further attempts. Who is refused for now waits for a pool.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -233,6 +233,9 @@ func (s *script) show(d Decision) string {
 	}
 	if d.Reason == ReasonOversize || d.Reason == ReasonNoRoom || d.Reason == ReasonNeverFits {
 		out += fmt.Sprintf(": %d tokens fit", d.Fits)
+	}
+	if d.Reason == ReasonAllBusy || d.Reason == ReasonNoRoom {
+		out += ", waits for " + s.plan.PoolName(d.Arm)
 	}
 	if d.N == 0 {
 		return out

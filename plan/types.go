@@ -280,7 +280,9 @@ type Decision struct {
 	Action Action
 	Reason Reason
 	// Arm is the pool that serves the first attempt; Pos is its place in the chain,
-	// where steered.
+	// where steered. With ReasonAllBusy and ReasonNoRoom it is the pool whose places the
+	// request waits for: the first of the chain that has an endpoint to send to that isn't
+	// closed, else one that opens again.
 	Arm PoolID
 	Pos uint8
 	// Moved is true when Arm is not the pool Envoy drew: other groups must be
