@@ -277,7 +277,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		name, description string
 		observe           func(metric.Int64Observer)
 	}{
-		{"fairlead.requests", "Requests seen by ext_proc, by what was decided and why.", func(o metric.Int64Observer) {
+		{"fairlead.requests", "Requests seen by ext_proc, by what was decided and why: how it was steered, or the reason of its 429 or 400.", func(o metric.Int64Observer) {
 			m.requests.each(func(k requestKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("route", k.route), attribute.String("pool", k.pool),
 					attribute.String("strategy", k.strategy), attribute.String("reason", k.reason)))
