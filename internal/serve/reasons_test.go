@@ -36,7 +36,8 @@ func (r *runs) series(t *testing.T, family, label string) map[string]int {
 }
 
 // TestRequestsAreCountedByWhatRefusedThem: one steered, two refused by each reason of
-// admission, three for good by the plan.
+// admission, three for good by the plan, four that ask for nothing to be generated. The
+// families count the same refusals.
 func TestRequestsAreCountedByWhatRefusedThem(t *testing.T) {
 	r := newRuns(t, Options{})
 	see := func(n int, e extproc.Event) {
@@ -62,7 +63,19 @@ func TestRequestsAreCountedByWhatRefusedThem(t *testing.T) {
 		see(3, extproc.Event{Reason: why, Action: plan.ActionRefuse})
 		want[why.String()] = 3
 	}
+	see(4, extproc.Event{Reason: plan.ReasonWeighted, Action: plan.ActionSteer})
+	want["weighted"] = 4
 	if got := r.series(t, "fairlead_requests_total", "reason"); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("requests by reason %v\nwant %v", got, want)
+	}
+	refused := 2*int(admission.ReasonLimiterDown-admission.ReasonBusy+1) + 3*3
+	delete(want, "weighted")
+	delete(want, "no_telemetry")
+	want["admitted"] = 1
+	if got := r.series(t, "fairlead_admission_requests_total", "reason"); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("generating requests by reason %v\nwant %v", got, want)
+	}
+	if got := r.series(t, "fairlead_level_requests_total", "result"); got["admitted"] != 1 || got["refused"] != refused {
+		t.Errorf("generating requests by level %v; want %d refused", got, refused)
 	}
 }
