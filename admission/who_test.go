@@ -86,3 +86,39 @@ func TestClientsShowsThoseItCannotTellApart(t *testing.T) {
 		t.Errorf("%d rows of %d in flight; want the first client and nearly %d others, of %d", len(rows), sum, sharedPlaces, 1+others)
 	}
 }
+
+// TestShareOfAClassAndWeightIsWhatItsClientsHave: of a pool's state as of its clients.
+func TestShareOfAClassAndWeightIsWhatItsClientsHave(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Clients: []fleet.LimitClient{{ID: named("heavy").String(), Weight: 3}}}), 10, nil)
+	fill := func(client string, class fleet.RequestClass) {
+		for range 10 {
+			a := w.ask(client)
+			a.Class = class
+			if !w.Admit(&a).Admitted {
+				w.Refuse(&a, ReasonBusy)
+			}
+		}
+	}
+	empty := w.tick(0)
+	if got := empty.ShareOf(fleet.ClassBatch, 3); !math.IsInf(got, 1) {
+		t.Errorf("share %v of an empty pool", got)
+	}
+	fill("plain", fleet.ClassInteractive)
+	fill("heavy", fleet.ClassInteractive)
+	fill("heavy", fleet.ClassBatch)
+	fill("plain", fleet.ClassBatch)
+	state := w.tick(50 * time.Millisecond)
+	rows := w.Clients(10)
+	if len(rows) != 4 {
+		t.Fatalf("%d rows: %+v", len(rows), rows)
+	}
+	for _, c := range rows {
+		weight := 1.0
+		if c.Client == named("heavy") {
+			weight = 3
+		}
+		if got := state.ShareOf(c.Class, weight); got != c.Share || got <= 0 || math.IsInf(got, 1) {
+			t.Errorf("%s of weight %v: %v by the pool, %v by the client", c.Class, weight, got, c.Share)
+		}
+	}
+}

@@ -110,7 +110,9 @@ func runFleet(ctx context.Context, args []string, io stdio) error {
 }
 
 func runPools(ctx context.Context, args []string, io stdio) error {
-	return ask(ctx, args, io, "pools", "Shows what every pool can hold, what it holds, what a client's share of it is, and its burst levels by output budget.",
+	return ask(ctx, args, io, "pools", "Shows what every pool can hold, what it holds, and its burst levels by output budget.\n"+
+		"SHARE is how many requests an interactive client of weight 1 may have in flight while the pool\n"+
+		"is full (- while it is not); a batch client may have a quarter of that, either times its weight.",
 		(*admin.Client).Fleet, showPools)
 }
 
