@@ -136,7 +136,9 @@ type Caller struct {
 	// Share is how many requests it may have in flight while the pool is full, −1
 	// while it is not.
 	Share float64 `json:"share"`
-	// Early is how many came back before they were told to, of late.
+	// Early is how many came back before they were told to, of late: of those whose
+	// x-stainless-retry-count says that they come back. Others can't be told from
+	// further requests; each that is refused and given a slot is one of Waiting.
 	Early float64 `json:"early"`
 }
 

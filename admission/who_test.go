@@ -3,6 +3,7 @@ package admission
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -119,6 +120,33 @@ func TestShareOfAClassAndWeightIsWhatItsClientsHave(t *testing.T) {
 		}
 		if got := state.ShareOf(c.Class, weight); got != c.Share || got <= 0 || math.IsInf(got, 1) {
 			t.Errorf("%s of weight %v: %v by the pool, %v by the client", c.Class, weight, got, c.Share)
+		}
+	}
+}
+
+// TestEarlyIsKnownOnlyOfWhoCountsItsTries: who comes back without saying so looks like
+// further requests that wait too.
+func TestEarlyIsKnownOnlyOfWhoCountsItsTries(t *testing.T) {
+	for _, row := range []struct {
+		retry  int
+		counts bool
+		early  bool
+	}{{0, false, false}, {0, true, false}, {1, true, true}} {
+		w := newWorld(config(), 1, nil)
+		hog := w.ask("hog")
+		w.Admit(&hog)
+		w.tick(50 * time.Millisecond)
+		for i := range 20 {
+			a := w.ask("blind")
+			if i > 0 {
+				a.Retry, a.Counts = row.retry, row.counts
+			}
+			w.Refuse(&a, ReasonBusy)
+		}
+		rows := w.Clients(10)
+		blind := rows[slices.IndexFunc(rows, func(c ClientState) bool { return c.Client == named("blind") })]
+		if blind.Early > 1 != row.early || !row.early && blind.Early != 0 || (blind.Waiting == 1) != row.early || blind.InFlight != 0 {
+			t.Errorf("%+v: %+v", row, blind)
 		}
 	}
 }

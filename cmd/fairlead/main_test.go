@@ -163,7 +163,8 @@ func TestReadersNeedOnlyTheAdminAddressOfTheFile(t *testing.T) {
 // TestHelpSaysWhatAColumnMeans where its name alone could be taken for another thing.
 func TestHelpSaysWhatAColumnMeans(t *testing.T) {
 	for command, wants := range map[string][]string{
-		"pools": {"SHARE is how many requests an interactive client of weight 1", "a quarter"},
+		"pools":   {"SHARE is how many requests an interactive client of weight 1", "a quarter"},
+		"clients": {"EARLY", "x-stainless-retry-count", "look at WAITING", "not by client"},
 	} {
 		_, _, errs := call(t, command, "-h")
 		for _, want := range wants {
