@@ -97,8 +97,9 @@ type Pool struct {
 	// Levels are the burst levels, by output budget.
 	Levels []Level `json:"levels"`
 	// Clients is how many callers have requests in flight here or were refused of
-	// late; Share is what one of weight 1 may have in flight, −1 while there is
-	// enough for all.
+	// late. Share is how many requests an interactive one of weight 1 may have in
+	// flight (a batch one a quarter of that, either times its weight), −1 while there
+	// is enough for all; Caller.Share is what a certain one may.
 	Clients int     `json:"clients"`
 	Share   float64 `json:"share"`
 }
@@ -132,9 +133,12 @@ type Caller struct {
 	// when to come back.
 	InFlight int `json:"in_flight"`
 	Waiting  int `json:"waiting"`
-	// Share is what it may have in flight while the pool is full, −1 while it is not.
+	// Share is how many requests it may have in flight while the pool is full, −1
+	// while it is not.
 	Share float64 `json:"share"`
-	// Early is how many came back before they were told to, of late.
+	// Early is how many came back before they were told to, of late: of those whose
+	// x-stainless-retry-count says that they come back. Others can't be told from
+	// further requests; each that is refused and given a slot is one of Waiting.
 	Early float64 `json:"early"`
 }
 

@@ -276,7 +276,14 @@ type PoolState struct {
 	Levels [fleet.BurstLevels]LevelState
 	// Clients is how many have requests in flight or were refused of late.
 	Clients int
-	// Share is what a client of weight 1 may have in flight; +Inf while the pool
-	// is not full.
+	// Share is how many requests each unit of weight may have in flight; +Inf while
+	// the pool is not full. What a client gets is ShareOf.
 	Share float64
+}
+
+// ShareOf is how many requests a client of that class and weight
+// (limits[].clients[].weight, else 1) may have in flight; +Inf while the pool is not
+// full.
+func (s *PoolState) ShareOf(class fleet.RequestClass, weight float64) float64 {
+	return s.Share * classWeight(class) * weight
 }

@@ -25,7 +25,8 @@ type ClientState struct {
 	InFlight, Waiting int
 	// Share is what it may have in flight; +Inf while the pool is not full.
 	Share float64
-	// Early is how many of late came back before they were told to.
+	// Early is how many of late came back before they were told to, of those that
+	// say that they come back (Ask.Retry above 0): others look like further requests.
 	Early float64
 }
 

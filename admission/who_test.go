@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -133,6 +134,69 @@ func TestWhoTriesOftenerIsSeenToWait(t *testing.T) {
 		w.Refuse(&last, ReasonBusy)
 		if got := w.Clients(1)[0].Waiting; got != 0 {
 			t.Errorf("after %v and two minutes: %d wait after one that was tried twice; want none", row.retries, got)
+		}
+	}
+}
+
+// TestShareOfAClassAndWeightIsWhatItsClientsHave: of a pool's state as of its clients.
+func TestShareOfAClassAndWeightIsWhatItsClientsHave(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Clients: []fleet.LimitClient{{ID: named("heavy").String(), Weight: 3}}}), 10, nil)
+	fill := func(client string, class fleet.RequestClass) {
+		for range 10 {
+			a := w.ask(client)
+			a.Class = class
+			if !w.Admit(&a).Admitted {
+				w.Refuse(&a, ReasonBusy)
+			}
+		}
+	}
+	empty := w.tick(0)
+	if got := empty.ShareOf(fleet.ClassBatch, 3); !math.IsInf(got, 1) {
+		t.Errorf("share %v of an empty pool", got)
+	}
+	fill("plain", fleet.ClassInteractive)
+	fill("heavy", fleet.ClassInteractive)
+	fill("heavy", fleet.ClassBatch)
+	fill("plain", fleet.ClassBatch)
+	state := w.tick(50 * time.Millisecond)
+	rows := w.Clients(10)
+	if len(rows) != 4 {
+		t.Fatalf("%d rows: %+v", len(rows), rows)
+	}
+	for _, c := range rows {
+		weight := 1.0
+		if c.Client == named("heavy") {
+			weight = 3
+		}
+		if got := state.ShareOf(c.Class, weight); got != c.Share || got <= 0 || math.IsInf(got, 1) {
+			t.Errorf("%s of weight %v: %v by the pool, %v by the client", c.Class, weight, got, c.Share)
+		}
+	}
+}
+
+// TestEarlyIsKnownOnlyOfWhoCountsItsTries: who comes back without saying so looks like
+// further requests that wait too.
+func TestEarlyIsKnownOnlyOfWhoCountsItsTries(t *testing.T) {
+	for _, row := range []struct {
+		retry  int
+		counts bool
+		early  bool
+	}{{0, false, false}, {0, true, false}, {1, true, true}} {
+		w := newWorld(config(), 1, nil)
+		hog := w.ask("hog")
+		w.Admit(&hog)
+		w.tick(50 * time.Millisecond)
+		for i := range 20 {
+			a := w.ask("blind")
+			if i > 0 {
+				a.Retry, a.Counts = row.retry, row.counts
+			}
+			w.Refuse(&a, ReasonBusy)
+		}
+		rows := w.Clients(10)
+		blind := rows[slices.IndexFunc(rows, func(c ClientState) bool { return c.Client == named("blind") })]
+		if blind.Early > 1 != row.early || !row.early && blind.Early != 0 || (blind.Waiting == 1) != row.early || blind.InFlight != 0 {
+			t.Errorf("%+v: %+v", row, blind)
 		}
 	}
 }

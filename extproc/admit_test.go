@@ -508,3 +508,48 @@ func TestListsOfModelsHoldNoPlaces(t *testing.T) {
 		}
 	}
 }
+
+// TestEventAndAnswerTellOneReason: what metrics count a request under is what its
+// answer's metadata and details say.
+func TestEventAndAnswerTellOneReason(t *testing.T) {
+	refuses := func(why admission.Reason) func(*world, *gate) {
+		return func(_ *world, g *gate) { g.verdict = admission.Verdict{Reason: why, Refusal: g.refusal} }
+	}
+	for _, row := range []struct {
+		want   string
+		change func(*world, *gate)
+		tokens float64
+		code   int // 0: it goes on
+	}{
+		{"weighted", func(*world, *gate) {}, 5, 0},
+		{"all_busy", func(w *world, _ *gate) { w.full = 100 }, 5, 429},
+		{"oversize", func(*world, *gate) {}, 100_000, 400},
+		{"all_busy", refuses(admission.ReasonBusy), 5, 429},
+		{"no_room", refuses(admission.ReasonNoRoom), 5, 429},
+		{"concurrency", refuses(admission.ReasonConcurrency), 5, 429},
+		{"turn", refuses(admission.ReasonTurn), 5, 429},
+		{"share", refuses(admission.ReasonShare), 5, 429},
+		{"level", refuses(admission.ReasonLevel), 5, 429},
+		{"rate_requests", refuses(admission.ReasonRequests), 5, 429},
+		{"rate_tokens", refuses(admission.ReasonTokens), 5, 429},
+		{"rate_too_many_tokens", refuses(admission.ReasonTooMany), 5, 429},
+		{"limiter_down", refuses(admission.ReasonLimiterDown), 5, 429},
+	} {
+		w, g := gated(t, small)
+		row.change(w, g)
+		m := chat(nil)
+		m.peek["max_tokens"] = row.tokens
+		r := w.ask(t, m)
+		e := w.lastEvent()
+		if got := metadata(r, wire.NamespaceLog)[wire.KeyReason]; e.Why() != row.want || got != row.want {
+			t.Errorf("event says %s, metadata %v; want %s", e.Why(), got, row.want)
+		}
+		details := ""
+		if row.code > 0 {
+			details = "fairlead_" + row.want
+		}
+		if imm := r.GetImmediateResponse(); int(imm.GetStatus().GetCode()) != row.code || imm.GetDetails() != details || (e.Action == plan.ActionRefuse) != (row.code > 0) {
+			t.Errorf("%s: action %v, answer %v", row.want, e.Action, imm)
+		}
+	}
+}

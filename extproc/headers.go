@@ -401,13 +401,16 @@ func appendHint(b []byte, concurrency uint64) []byte {
 	return stringEntry(b, wire.HeaderRecommendedConcurrency, appendUint(digits[:0], concurrency))
 }
 
-// reason is why the answer is as it is: admission's reason where that refuses,
-// else the plan's.
-func (v *verdict) reason() string {
-	if v.decision.Action != plan.ActionRefuse && v.refused() {
-		return v.admit.Reason.String()
+// reason is why the answer is as it is.
+func (v *verdict) reason() string { return why(v.decision.Reason, v.admit.Reason) }
+
+// why is the name of what decided: admission's reason where that refused, or has the
+// plan's own under its own name (all_busy, no_room), else the plan's.
+func why(planned plan.Reason, admitted admission.Reason) string {
+	if admitted != 0 && admitted != admission.ReasonAdmitted {
+		return admitted.String()
 	}
-	return v.decision.Reason.String()
+	return planned.String()
 }
 
 // appendHosts writes "ip:port,…" in attempt order; Envoy keeps one cursor over

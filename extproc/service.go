@@ -74,8 +74,8 @@ type Event struct {
 	Strategy fleet.Strategy
 	// UnknownStrategy: the client asked for a strategy that doesn't exist.
 	UnknownStrategy bool
-	// Reason is the plan's. Action is ActionRefuse where the plan or admission
-	// refused.
+	// Reason is the plan's alone: where admission refused, how the request was to be
+	// steered; see Why. Action is ActionRefuse where the plan or admission refused.
 	Reason plan.Reason
 	Action plan.Action
 	// Admission says why a generating request entered or was refused; 0 where
@@ -113,6 +113,10 @@ type Event struct {
 	// Failed: the message could not be read; only Took is set beside it.
 	Failed bool
 }
+
+// Why is the name of the reason for what was decided: admission's where that refused,
+// else the plan's. Metrics, logs and the answer itself have the same.
+func (e *Event) Why() string { return why(e.Reason, e.Admission) }
 
 // Service answers ext_proc streams. Its methods may be called from several
 // goroutines.

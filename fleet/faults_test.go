@@ -176,6 +176,29 @@ func TestValues(t *testing.T) {
 	}
 }
 
+// TestRatesHaveABoundThatIsTold: decoder and schema agree on both sides of it, and
+// who passes it is told what it is.
+func TestRatesHaveABoundThatIsTold(t *testing.T) {
+	pattern := compiled(rate(new(Rate)).schema()["pattern"].(string))
+	for text, want := range map[string]int64{ // 0 is refused
+		"1/s": 1, "600/min": 600, "999999999999/h": 999_999_999_999, "1000000000000/day": 1_000_000_000_000,
+		"1000000000001/day": 0, "1000000000010/s": 0, "5000000000000/day": 0, "9999999999999/s": 0, "10000000000000/h": 0,
+		"99999999999999999999/s": 0, "0/min": 0, "01/s": 0, "-1/s": 0, "1.5/s": 0, "1/week": 0, "1/": 0, "/s": 0,
+	} {
+		file := with(placeCount, "") + "limits: [ { name: l, requests: " + text + " } ]\n"
+		if faults := faultsOf(t, file); want == 0 {
+			if len(faults) != 1 || !strings.HasSuffix(faults[0], "accepted: a whole number 1…1000000000000 per s, min, h or day, such as 600/min") {
+				t.Errorf("%s: %q", text, faults)
+			}
+		} else if c, err := Parse("f", []byte(file)); err != nil || c.Limits[0].Requests.Amount != want {
+			t.Errorf("%s: %v; want %d", text, faults, want)
+		}
+		if pattern.MatchString(text) != (want > 0) {
+			t.Errorf("%s: the schema accepts it: %v", text, want == 0)
+		}
+	}
+}
+
 func TestNames(t *testing.T) {
 	for name, good := range map[string]bool{
 		"a": true, "0": false, "h100": true, "a-b": true, strings.Repeat("x", 63): true,

@@ -458,13 +458,17 @@ var rateWindows = []struct {
 	window time.Duration
 }{{"s", time.Second}, {"min", time.Minute}, {"h", time.Hour}, {"day", 24 * time.Hour}}
 
-// maxRate keeps counts inside 40 bits.
-const maxRate = 1_000_000_000_000
+// maxRate keeps counts inside 40 bits. It is a power of ten, which ratePattern
+// writes as that: all of up to twelve digits, and one of thirteen.
+const (
+	maxRate     = 1_000_000_000_000
+	ratePattern = `^([1-9][0-9]{0,11}|1000000000000)/(s|min|h|day)$`
+)
 
 // rate is an amount per window.
 func rate(into *Rate) value {
-	const accepted = "a whole number from 1 per s, min, h or day, such as 600/min"
-	return scalar(tagText, accepted, schema{"type": "string", "pattern": `^[1-9][0-9]{0,12}/(s|min|h|day)$`}, func(text string) bool {
+	accepted := fmt.Sprintf("a whole number 1…%d per s, min, h or day, such as 600/min", int64(maxRate))
+	return scalar(tagText, accepted, schema{"type": "string", "pattern": ratePattern}, func(text string) bool {
 		amount, per, _ := strings.Cut(text, "/")
 		n, err := strconv.ParseInt(amount, 10, 64)
 		if err != nil || n < 1 || n > maxRate || strconv.FormatInt(n, 10) != amount {

@@ -63,6 +63,7 @@ routes:
 			fleet.Usage{Error: true}, 0, false},
 		{"throttled", envoytest.Status(429, `{}`, "content-type", "application/json", "retry-after-ms", "1234", "retry-after", "2"), fleet.Usage{}, 1234 * time.Millisecond, false},
 		{"throttled by tokens", envoytest.Status(429, `{}`, "content-type", "application/json", "x-ratelimit-reset-tokens", "1m0.5s"), fleet.Usage{}, time.Minute + 500*time.Millisecond, false},
+		{"throttled for three years", envoytest.Status(429, `{}`, "content-type", "application/json", "retry-after", "99999999"), fleet.Usage{}, 24 * time.Hour, false},
 		{"throttled without a word", envoytest.Status(429, `{}`, "content-type", "application/json"), fleet.Usage{}, 0, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -160,6 +160,21 @@ func TestReadersNeedOnlyTheAdminAddressOfTheFile(t *testing.T) {
 	}
 }
 
+// TestHelpSaysWhatAColumnMeans where its name alone could be taken for another thing.
+func TestHelpSaysWhatAColumnMeans(t *testing.T) {
+	for command, wants := range map[string][]string{
+		"pools":   {"SHARE is how many requests an interactive client of weight 1", "a quarter"},
+		"clients": {"EARLY", "x-stainless-retry-count", "look at WAITING", "not by client"},
+	} {
+		_, _, errs := call(t, command, "-h")
+		for _, want := range wants {
+			if !strings.Contains(strings.ReplaceAll(errs, "\n", " "), want) {
+				t.Errorf("%s -h lacks %q:\n%s", command, want, errs)
+			}
+		}
+	}
+}
+
 func TestTables(t *testing.T) {
 	var out bytes.Buffer
 	err := showFleet(&out, "table", admin.Fleet{Pools: []admin.Pool{{Name: "h100", Endpoints: []admin.Endpoint{

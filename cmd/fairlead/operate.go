@@ -110,7 +110,9 @@ func runFleet(ctx context.Context, args []string, io stdio) error {
 }
 
 func runPools(ctx context.Context, args []string, io stdio) error {
-	return ask(ctx, args, io, "pools", "Shows what every pool can hold, what it holds, what a client's share of it is, and its burst levels by output budget.",
+	return ask(ctx, args, io, "pools", "Shows what every pool can hold, what it holds, and its burst levels by output budget.\n"+
+		"SHARE is how many requests an interactive client of weight 1 may have in flight while the pool\n"+
+		"is full (- while it is not); a batch client may have a quarter of that, either times its weight.",
 		(*admin.Client).Fleet, showPools)
 }
 
@@ -139,7 +141,11 @@ func showPools(w io.Writer, format string, f admin.Fleet) error {
 }
 
 func runClients(ctx context.Context, args []string, io stdio) error {
-	return ask(ctx, args, io, "clients", "Shows which clients have most requests of every pool in flight and waiting, by the hash of what they are told apart by.",
+	return ask(ctx, args, io, "clients", "Shows which clients have most requests of every pool in flight and waiting, by the hash of what they are told apart by.\n"+
+		"EARLY is how many came back of late before they were told to. It sees only callers that count their tries in\n"+
+		"x-stainless-retry-count, as the official SDKs do; of others it is 0, and a return looks like a further request:\n"+
+		"look at WAITING, in which each of their refusals stays until its slot has passed. Refusals are counted by route\n"+
+		"and class (fairlead_admission_requests_total) and by limit (fairlead_limit_requests_total), not by client.",
 		(*admin.Client).Clients, showClients)
 }
 

@@ -3,13 +3,15 @@
 //
 // It owns the forms: Retry-After, the milliseconds of the official SDKs and of
 // Azure, and the resets of OpenAI, Anthropic and those who took after them. It
-// never decides what to do about the wait, and clamps nothing but nonsense.
+// never decides what to do about the wait.
 //
 // Invariant: a wait that is returned is above 0 and at most Max, whatever the
 // headers hold.
 package retryafter
 
 import (
+	"errors"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -18,8 +20,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 )
 
-// Max is the longest wait that is believed. A longer one is taken for nonsense:
-// a broken clock, or a count of something else.
+// Max is the longest wait that is told; a longer one counts as this. It may be a
+// broken clock or a count of something else, but whoever sends it wants no request
+// soon, and nobody here acts on more than a minute.
 const Max = 24 * time.Hour
 
 // Wait returns how long the headers tell to wait, as of now, and false when they
@@ -33,8 +36,8 @@ const Max = 24 * time.Hour
 // them the one that resets last, since each of them refuses; if none is known to
 // be used up, the one that resets first, since it isn't known which one refused.
 //
-// A value of 0, a negative one, a time that has passed, one beyond Max and
-// anything unreadable tell nothing, and the next header is looked at.
+// A value of 0, a negative one, a time that has passed and anything unreadable tell
+// nothing, and the next header is looked at.
 func Wait(header func(name string) string, now time.Time) (time.Duration, bool) {
 	for _, name := range []string{wire.HeaderRetryAfterMs, headerAzureMs} {
 		if d, ok := number(header(name), time.Millisecond); ok {
@@ -135,23 +138,43 @@ func reset(value string, now time.Time) (time.Duration, bool) {
 	return duration(value)
 }
 
-// duration reads a Go duration that may have days in front: 1d2h.
+// units are those of a Go duration, and days. One that begins like another stands
+// before it.
+var units = []struct {
+	name string
+	size time.Duration
+}{
+	{"d", 24 * time.Hour}, {"h", time.Hour}, {"ms", time.Millisecond}, {"m", time.Minute}, {"s", time.Second},
+	{"us", time.Microsecond}, {"µs", time.Microsecond}, {"μs", time.Microsecond}, {"ns", time.Nanosecond},
+}
+
+// duration reads a Go duration without a sign that may have days: 1d2h. Unlike
+// time.ParseDuration it tells one that overflows from one that can't be read.
 func duration(value string) (time.Duration, bool) {
-	var days float64
-	if d, rest, ok := strings.Cut(value, "d"); ok {
-		n, err := strconv.ParseUint(d, 10, 8)
-		if err != nil {
+	ns := 0.0
+	for value != "" {
+		end := strings.IndexFunc(value, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
+		if end < 0 {
 			return 0, false
 		}
-		if days, value = float64(n), rest; value == "" {
-			value = "0s"
+		n, ok := decimal(value[:end])
+		size, rest := cutUnit(value[end:])
+		if !ok || size == 0 {
+			return 0, false
+		}
+		ns, value = ns+n*float64(size), rest
+	}
+	return believed(ns)
+}
+
+// cutUnit cuts off the unit that a text begins with; 0 if that is none.
+func cutUnit(s string) (size time.Duration, rest string) {
+	for _, u := range units {
+		if rest, ok := strings.CutPrefix(s, u.name); ok {
+			return u.size, rest
 		}
 	}
-	d, err := time.ParseDuration(value)
-	if err != nil || d < 0 {
-		return 0, false
-	}
-	return believed(days*float64(24*time.Hour) + float64(d))
+	return 0, s
 }
 
 func until(at, now time.Time, err error) (time.Duration, bool) {
@@ -170,8 +193,8 @@ func number(value string, unit time.Duration) (time.Duration, bool) {
 	return believed(n * float64(unit))
 }
 
-// decimal reads digits with at most one point. What a float may look like
-// besides (signs, exponents, hex, NaN) no server means by a wait.
+// decimal reads digits with at most one point; +Inf if they are too many. What a
+// float may look like besides (signs, exponents, hex, NaN) no server means by a wait.
 func decimal(s string) (float64, bool) {
 	for i := range len(s) {
 		if (s[i] < '0' || s[i] > '9') && s[i] != '.' {
@@ -179,13 +202,13 @@ func decimal(s string) (float64, bool) {
 		}
 	}
 	n, err := strconv.ParseFloat(s, 64)
-	return n, err == nil
+	return n, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-// believed bounds a wait in nanoseconds.
+// believed bounds a wait in nanoseconds, which may be ±Inf.
 func believed(ns float64) (time.Duration, bool) {
-	if !(ns >= 1 && ns <= float64(Max)) {
+	if ns < 1 {
 		return 0, false
 	}
-	return time.Duration(ns), true
+	return time.Duration(math.Round(min(ns, float64(Max)))), true
 }

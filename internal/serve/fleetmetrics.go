@@ -49,7 +49,7 @@ func newGauges(meter metric.Meter) (*gauges, error) {
 		{&g.closed, "fairlead.endpoint.closed", "", "1 while the endpoint told callers to stay away."},
 		{&g.poolLimit, "fairlead.pool.limit", "{request}", "Requests that the pool can well have in flight: the endpoints' limits less their risk, changing slowly."},
 		{&g.clients, "fairlead.pool.clients", "{client}", "Callers with requests in flight in the pool, or refused there of late."},
-		{&g.clientShare, "fairlead.pool.client_share", "{request}", "What a caller of weight 1 may have in flight; absent while there is enough for all."},
+		{&g.clientShare, "fairlead.pool.client_share", "{request}", "Requests that an interactive caller of weight 1 may have in flight; a batch caller may have a quarter of that, either times its weight. Absent while there is enough for all."},
 		{&g.levelInFlight, "fairlead.level.in_flight", "{request}", "Requests in flight by pool and burst level."},
 		{&g.levelBudget, "fairlead.level.budget", "{request}", "What a burst level may have in flight; absent while the pool is not full."},
 		{&g.levelQueue, "fairlead.level.queue", "s", "How long a request of the level that comes now would wait for a place of its budget."},

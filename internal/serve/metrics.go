@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
 )
@@ -102,8 +103,8 @@ func (l *labels[K]) each(f func(K, int64)) {
 // xdsKey labels what happened on the xDS streams.
 type xdsKey struct{ kind, typ string }
 
-// admissionKey labels what admission said of a request, limitKey what became of
-// it under a limit.
+// admissionKey labels whether a generating request entered and why, limitKey what
+// became of it under a limit.
 type (
 	admissionKey struct{ route, class, reason string }
 	limitKey     struct{ policy, result string }
@@ -159,16 +160,17 @@ type answerKey struct{ route, source string }
 // levelKey labels requests by burst level.
 type levelKey struct{ level, result string }
 
-// admitted counts what admission made of a request.
+// admitted counts whether a request entered: by admission, or refused for good
+// before that was asked.
 func (m *metrics) admitted(e *extproc.Event) {
-	if e.Admission == 0 {
-		return
+	reason, result := e.Why(), "refused"
+	switch {
+	case e.Admission == admission.ReasonAdmitted:
+		reason, result = e.Admission.String(), "admitted"
+	case e.Action != plan.ActionRefuse:
+		return // it generates nothing, or there is no plan
 	}
-	m.admission.add(admissionKey{e.Route, e.Class.String(), e.Admission.String()}, 1)
-	result := "refused"
-	if e.Admission == admission.ReasonAdmitted {
-		result = "admitted"
-	}
+	m.admission.add(admissionKey{e.Route, e.Class.String(), reason}, 1)
 	m.levels.add(levelKey{strconv.Itoa(int(e.Level)), result}, 1)
 	if e.Held {
 		m.held.add(result, 1)
@@ -277,7 +279,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 		name, description string
 		observe           func(metric.Int64Observer)
 	}{
-		{"fairlead.requests", "Requests seen by ext_proc, by what was decided and why.", func(o metric.Int64Observer) {
+		{"fairlead.requests", "Requests seen by ext_proc, by what was decided and why: how it was steered, or the reason of its 429 or 400.", func(o metric.Int64Observer) {
 			m.requests.each(func(k requestKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("route", k.route), attribute.String("pool", k.pool),
 					attribute.String("strategy", k.strategy), attribute.String("reason", k.reason)))
@@ -299,7 +301,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 			o.Observe(m.undecided.refused.Load(), metric.WithAttributes(attribute.String("result", "refused")))
 		}},
 		{"fairlead.budgets", "Requests by where their output budget came from.", single(m.budgets, "source")},
-		{"fairlead.admission.requests", "Generating requests by why they entered or were refused.", func(o metric.Int64Observer) {
+		{"fairlead.admission.requests", "Generating requests by why they entered or were refused with a 429 or a 400: refusals have the same reasons in fairlead_requests_total. A 413 is not in either: Envoy answers it later, to a request that entered.", func(o metric.Int64Observer) {
 			m.admission.each(func(k admissionKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("route", k.route), attribute.String("class", k.class), attribute.String("reason", k.reason)))
 			})

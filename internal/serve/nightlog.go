@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
-	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -90,24 +89,19 @@ func (f *fullLog) look(log *slog.Logger, now time.Time, dropped uint64) {
 	f.told, f.dropped = now, dropped
 }
 
-// refusals counts refused requests since the last line about them, by admission's
-// reason, else the plan's.
+// refusals counts refused requests since the last line about them, by why.
 type refusals struct {
 	mu    sync.Mutex
 	byWhy map[string]int64
 }
 
 func (r *refusals) add(e *extproc.Event) {
-	why := e.Reason.String()
-	if e.Admission != 0 && e.Admission != admission.ReasonAdmitted {
-		why = e.Admission.String()
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byWhy == nil {
 		r.byWhy = map[string]int64{}
 	}
-	r.byWhy[why]++
+	r.byWhy[e.Why()]++
 }
 
 // take returns the counts as log attributes, in the order of their names, and

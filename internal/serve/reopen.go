@@ -58,7 +58,8 @@ const statusOverloaded = 529
 // nothing was kept for them. So one asks first.
 type closure struct {
 	until time.Time // zero if it never told
-	// guessed: it did not say for how long. Then a request has to show that it is open.
+	// guessed: it did not say for how long, or for longer than it is believed. Then a
+	// request has to show that it is open.
 	guessed bool
 	// asked is when a request first reached it after until, asker which, and answered when
 	// that one ended as one that was taken; zero before.
@@ -86,7 +87,7 @@ func (c *closure) outcome(o *fleet.Outcome) {
 	switch {
 	case wait > 0:
 		if until := o.At.Add(wait); until.After(c.until) {
-			*c = closure{until: until, guessed: o.RetryAfter == 0}
+			*c = closure{until: until, guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
 		}
 	case c.until.IsZero() || o.At.Before(c.until):
 		// It may have begun before the endpoint closed.

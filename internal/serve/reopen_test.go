@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
@@ -21,6 +22,8 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 	const ms = time.Millisecond
 	const started, ended = fleet.AttemptStarted, fleet.AttemptEnded
 	no := event{0, ended, http.StatusTooManyRequests, 0, "before"}
+	minute := event{0, ended, http.StatusTooManyRequests, time.Minute, "before"}
+	absurd := event{0, ended, http.StatusTooManyRequests, retryafter.Max, "before"}
 	told := event{0, ended, http.StatusServiceUnavailable, 2 * time.Second, "before"}
 	for name, row := range map[string]struct {
 		limit  int32
@@ -30,6 +33,9 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		"it never said no":                      {64, nil, map[time.Duration]int32{0: 64}},
 		"an answer that is no no":               {64, []event{{0, ended, 503, 0, "x"}, {0, started, 0, 0, "x"}}, map[time.Duration]int32{0: 64}},
 		"it said for how long":                  {64, []event{told}, map[time.Duration]int32{1849 * ms: -1, 1850 * ms: 1, 1999 * ms: 1, 2000 * ms: 16, 2100 * ms: 32, 2200 * ms: 64, time.Hour: 64}},
+		"it said for a minute":                  {64, []event{minute}, map[time.Duration]int32{59849 * ms: -1, 59850 * ms: 1, 60 * time.Second: 16}},
+		"it said longer than is believed":       {64, []event{absurd}, map[time.Duration]int32{59849 * ms: -1, 59850 * ms: 1, 62849 * ms: 1, 62850 * ms: 16}},
+		"it said so, and one asks":              {64, []event{absurd, {time.Minute, started, 0, 0, "x"}, {time.Minute + 50*ms, ended, 200, 0, "x"}}, map[time.Duration]int32{time.Minute: 1, time.Minute + 50*ms: 16}},
 		"nobody asks":                           {64, []event{no}, map[time.Duration]int32{849 * ms: -1, 850 * ms: 1, 3849 * ms: 1, 3850 * ms: 16, 4050 * ms: 64}},
 		"one asks, and nothing is heard of it":  {64, []event{no, {1000 * ms, started, 0, 0, "x"}, {1100 * ms, started, 0, 0, "x"}}, map[time.Duration]int32{1149 * ms: 1, 1150 * ms: 16, 1250 * ms: 32, 1350 * ms: 64}},
 		"one asks and is answered":              {64, []event{no, {900 * ms, started, 0, 0, "x"}, {950 * ms, ended, 200, 0, "x"}, {960 * ms, ended, 200, 0, "x"}}, map[time.Duration]int32{949 * ms: 1, 950 * ms: 16, 1050 * ms: 32, 1150 * ms: 64}},

@@ -394,7 +394,7 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 
 // showAdmission fills what people see of a pool's limits.
 func showAdmission(row *admin.Pool, in *plan.PoolInput, state *admission.PoolState) {
-	row.Limit, row.Clients, row.Share = state.Limit, state.Clients, bounded(state.Share)
+	row.Limit, row.Clients, row.Share = state.Limit, state.Clients, bounded(state.ShareOf(fleet.ClassInteractive, 1))
 	for i := range state.Levels {
 		l := &state.Levels[i]
 		row.Levels = append(row.Levels, admin.Level{

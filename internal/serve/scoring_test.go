@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net/http/httptest"
 	"net/netip"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
+	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/scorer"
@@ -365,6 +367,9 @@ func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
 		{503, 0, 0, false},
 		{503, 3 * time.Second, 2 * time.Second, true},
 		{503, time.Hour, 61 * time.Second, false},
+		{429, retryafter.Max, 59 * time.Second, true}, // as long as is believed
+		{429, retryafter.Max, 61 * time.Second, false},
+		{429, math.MaxInt64, 59 * time.Second, true},
 		{200, 5 * time.Second, time.Second, false},
 	} {
 		if got := closedAfter(c.code, c.wait, c.later); got != c.want {

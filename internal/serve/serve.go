@@ -467,7 +467,7 @@ func (s *Server) observeRequest(e extproc.Event) {
 	if e.Steered {
 		s.scoring.prompts.add(e.Slot, e.Prompt)
 	}
-	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Reason.String()}, 1)
+	s.metrics.requests.add(requestKey{e.Route, e.Pool, e.Strategy.String(), e.Why()}, 1)
 	s.metrics.budgets.add(e.BudgetSource.String(), 1)
 	s.metrics.admitted(&e)
 	s.metrics.decision.record(e.Took)
