@@ -103,6 +103,9 @@ const (
 )
 
 func newLoop(t testing.TB, places int) *loop {
+	if raced {
+		t.Skip("a simulation has one goroutine, and takes ten times as long with the race detector: .ci/run runs them without")
+	}
 	l := &loop{world: newWorld(config(), float64(places), nil), t: t, places: places, rng: rand.New(rand.NewPCG(7, uint64(places))), shares: map[*caller]float64{}, held: map[string]int{}}
 	for i := range l.lasts {
 		l.lasts[i] = time.Second

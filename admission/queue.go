@@ -102,7 +102,8 @@ func (a *account) queued(now time.Duration, of fleet.BurstLevel, each time.Durat
 	if a.hopes(share) {
 		return max(retryFloor+span(n*float64(each)/queueShare), time.Duration(a.pool.firstEnd.Load())-now)
 	}
-	return a.ends.queue(now, n, l.shareOf(a.live, each)) - now
+	s := l.shareOf(a.live, each)
+	return a.ends.queue(now, n, &s) - now
 }
 
 // hopes reports whether the account's next place may well be one that others leave.
@@ -126,12 +127,13 @@ func (u *use) queued(now time.Duration, b *bid) time.Duration {
 	for i, others := range u.slots.waiting(now) {
 		n += float64(others) * float64(b.pool.levels[i].expected.Load()) / takes
 	}
-	return u.ends.queue(now, n, l.shareOf(u.live, u.each(b))) - now
+	s := l.shareOf(u.live, u.each(b))
+	return u.ends.queue(now, n, &s) - now
 }
 
 // shareOf is a share of which so many of the level are in flight, and one ends in each.
-func (l *level) shareOf(live int, each time.Duration) *share {
-	s := &share{live: live, each: max(1, each), takes: time.Duration(max(1, l.expected.Load())), least: l.least()}
+func (l *level) shareOf(live int, each time.Duration) share {
+	s := share{live: live, each: max(1, each), takes: time.Duration(max(1, l.expected.Load())), least: l.least()}
 	if l.cold.Load() > 0 {
 		s.takes = max(s.takes, 2*coldLeast) // or slots of a guess would be all at once
 	}
