@@ -12,18 +12,28 @@ import (
 // time, and began together, end together; who is told to come in between comes in vain.
 type ends struct {
 	at []time.Duration // in order
+	// apart is how many requests one of them stands for, added how many there were; of
+	// more than keptEnds requests some are taken for all.
+	apart, added int
 }
 
-// keptEnds bounds ends. Of more requests those that began first stand for all.
+// keptEnds bounds ends.
 const keptEnds = 512
 
 // add notes a request in flight; 0 is one of which nothing is known.
 func (e *ends) add(at time.Duration) {
-	if at == 0 || len(e.at) == keptEnds {
+	e.apart = max(1, e.apart)
+	if e.added++; at == 0 || e.added%e.apart != 0 {
 		return
 	}
 	i, _ := slices.BinarySearch(e.at, at)
-	e.at = slices.Insert(e.at, i, at)
+	if e.at = slices.Insert(e.at, i, at); len(e.at) == keptEnds {
+		for i := range keptEnds / 2 {
+			e.at[i] = e.at[2*i+1]
+		}
+		e.at = e.at[:keptEnds/2]
+		e.apart *= 2
+	}
 }
 
 // drop forgets a request, whether it was added or not.
@@ -31,12 +41,15 @@ func (e *ends) drop(at time.Duration) {
 	if i, found := slices.BinarySearch(e.at, at); found {
 		e.at = slices.Delete(e.at, i, i+1)
 	}
+	if len(e.at) < keptEnds/8 {
+		e.apart = max(1, e.apart/2)
+	}
 }
 
 // first is before when none of so many requests in flight hardly ends; 0 if one may at
 // any time.
 func (e *ends) first(live int) time.Duration {
-	if len(e.at) == 0 || len(e.at) < min(live, keptEnds) {
+	if len(e.at) == 0 || e.apart == 1 && len(e.at) < live {
 		return 0
 	}
 	return e.at[0]
@@ -70,8 +83,8 @@ func (e *ends) queue(now time.Duration, n float64, s *share) time.Duration {
 	weight := min(1, float64(s.takes)/float64(s.each)/live) // of one in flight: places of the share
 	places, known := weight*live, weight
 	unknown := places - weight*float64(len(e.at))
-	if len(e.at) == keptEnds {
-		known, unknown = places/keptEnds, 0
+	if e.apart > 1 {
+		known, unknown = places/float64(len(e.at)), 0
 	}
 	n = max(1, math.Round(n)) // a part of one is of others that take longer
 	rounds := max(0, math.Ceil(n/places)-1)

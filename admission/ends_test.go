@@ -107,22 +107,68 @@ func TestQueueOfAShareThatIsPassed(t *testing.T) {
 
 func TestEndsAreBoundedAndForgotten(t *testing.T) {
 	e := ends{}
-	for i := range 2 * keptEnds {
+	for i := range 10 * keptEnds {
 		e.add(time.Duration(i + 1))
+		if len(e.at) >= keptEnds || !slices.IsSorted(e.at) {
+			t.Fatalf("after %d: %d are kept", i+1, len(e.at))
+		}
 	}
 	e.add(0)
-	if len(e.at) != keptEnds || !slices.IsSorted(e.at) || e.first(2*keptEnds) != 1 {
-		t.Fatalf("%d are kept, the first %v", len(e.at), e.first(2*keptEnds))
+	if first := e.first(10 * keptEnds); first > keptEnds {
+		t.Errorf("none ends before %d; want some of the first", first)
 	}
-	s := share{live: 2 * keptEnds, each: time.Millisecond, takes: 2 * keptEnds * time.Millisecond, least: 2 * keptEnds * time.Millisecond}
-	if got := e.queue(0, 2*keptEnds, &s); got > time.Second {
-		t.Errorf("the last of all places becomes free after %v; want none left for another round", got)
-	}
-	for i := range 3 * keptEnds {
+	for i := range 11 * keptEnds {
 		e.drop(time.Duration(i + 1))
 	}
-	if len(e.at) != 0 {
-		t.Errorf("%d are left", len(e.at))
+	if len(e.at) != 0 || e.apart != 1 {
+		t.Errorf("%d are left, each for %d", len(e.at), e.apart)
+	}
+}
+
+// TestSomeStandForMany: of ten thousand requests that take the same time and begin one by
+// one, ends come at an even pace, and so they do when others have taken their places for
+// long; of those that begin at once they come at once.
+func TestSomeStandForMany(t *testing.T) {
+	const live, takes = 10_000, 10 * time.Second
+	each := takes / live
+	s := share{live: live, each: each, takes: takes, least: takes}
+	e, running, now := ends{}, []time.Duration{}, time.Duration(0)
+	begin := func() {
+		e.add(now + takes)
+		running = append(running, now+takes)
+	}
+	for range live {
+		begin()
+		now += each
+	}
+	for round := range 4 {
+		for _, n := range []int{1, 100, 1000, 5000, 9999} {
+			want := time.Duration(n) * each
+			if got := e.queue(now, float64(n), &s) - now; (got - want).Abs() > takes/20 {
+				t.Errorf("round %d: place %d becomes free after %v; want %v", round, n, got, want)
+			}
+		}
+		if first := e.first(live) - now; first.Abs() > takes/20 {
+			t.Errorf("round %d: none ends before %v", round, first)
+		}
+		for range live { // as one ends another begins
+			e.drop(running[0])
+			running = running[1:]
+			begin()
+			now += each
+		}
+	}
+	now += takes
+	for _, at := range running {
+		e.drop(at)
+	}
+	for range live {
+		e.add(now + takes)
+	}
+	for _, n := range []int{1, 5000, 9999} {
+		if got := e.queue(now, float64(n), &s) - now; got < takes || got > takes+takes/leastRamp+time.Millisecond {
+			t.Errorf("begun at once: place %d becomes free after %v; want %v", n, got, takes)
+		}
 	}
 }
 
