@@ -69,27 +69,78 @@ type share struct {
 	least       time.Duration // that one takes; 0 is unknown
 }
 
-// queue is when the n-th place becomes free from now on. A request in flight ends evenly
-// over takes − least from its time in e on, and so does the one that has its place after
-// it, a whole takes later. So where answers take the same time their ends come as their
-// begins did, and where their times are random, at an even pace.
-func (e *ends) queue(now time.Duration, n float64, s *share) time.Duration {
-	even := now + retryFloor + span(n*float64(s.each)/queueShare)
+// course is how the places of a share become free.
+type course struct {
+	now   time.Duration
+	ends  *ends
+	even  bool          // one in each, whoever runs …
+	from  time.Duration // … after so long
+	each  float64       // ns
+	known float64       // places that an end in ends is for
+	pace  float64       // of the ends of which nothing is known, per ns
+	ramp  time.Duration
+	// round is for how many places one round is, in which all that run have ended, period
+	// how long it is until the next.
+	round  float64
+	period time.Duration
+}
+
+// course is how places become free from now on. A request in flight ends evenly over
+// takes − least from its time in e on, and so does the one that has its place after it, a
+// whole takes later. So where answers take the same time their ends come as their begins
+// did, and where their times are random, at an even pace.
+func (e *ends) course(now time.Duration, s *share) course {
+	c := course{now: now, ends: e, each: float64(s.each) / queueShare}
 	if from, _ := slices.BinarySearch(e.at, now); from == len(e.at) {
-		return even
+		c.even = true
+		return c
 	}
-	ramp := max(span(float64(s.takes-s.least)/queueShare), s.takes/leastRamp, time.Millisecond)
+	c.ramp = max(span(float64(s.takes-s.least)/queueShare), s.takes/leastRamp, time.Millisecond)
+	c.period = s.least + c.ramp
 	live := float64(max(s.live, len(e.at)))
-	weight := min(1, float64(s.takes)/float64(s.each)/live) // of one in flight: places of the share
-	places, known := weight*live, weight
-	unknown := places - weight*float64(len(e.at))
+	c.known = min(1, float64(s.takes)/float64(s.each)/live) // of one in flight: places of the share
+	c.round = c.known * live
+	c.pace = (c.round - c.known*float64(len(e.at))) / float64(s.takes)
 	if e.apart > 1 {
-		known, unknown = places/float64(len(e.at)), 0
+		c.known, c.pace = c.round/float64(len(e.at)), 0
+	}
+	return c
+}
+
+// place is when the n-th place becomes free, retryFloor after now at the earliest.
+func (c *course) place(n float64) time.Duration {
+	if c.even {
+		return max(c.now+retryFloor+span(n*c.each), c.now+retryFloor+c.from)
 	}
 	n = max(1, math.Round(n)) // a part of one is of others that take longer
-	rounds := max(0, math.Ceil(n/places)-1)
-	at := e.nth(now, n-rounds*places, known, unknown/float64(s.takes), ramp)
-	return max(now+retryFloor, at+span(rounds*float64(s.least+ramp)))
+	rounds := max(0, math.Ceil(n/c.round)-1)
+	at := c.ends.nth(c.now, n-rounds*c.round, c.known, c.pace, c.ramp)
+	return max(c.now+retryFloor, at+span(rounds*float64(c.period)))
+}
+
+// next is when one more place becomes free after a time.
+func (c *course) next(at time.Duration) time.Duration {
+	if at <= c.now {
+		return c.now
+	}
+	if c.even {
+		return at + span(c.each)
+	}
+	rounds := math.Floor(float64(at-c.now) / float64(c.period))
+	n := rounds*c.round + c.ends.over(c.now, at-span(rounds*float64(c.period)), c.known, c.pace, c.ramp)
+	return max(at, c.place(n+1))
+}
+
+// over is how many ends are over at a time; see nth.
+func (e *ends) over(now, at time.Duration, weight, pace float64, ramp time.Duration) float64 {
+	n := pace * float64(at-now)
+	for _, end := range e.at {
+		if end >= at {
+			break
+		}
+		n += weight * min(1, float64(at-max(end, now))/float64(ramp))
+	}
+	return n
 }
 
 // nth is when n ends are over, of which each in e is for weight, and comes evenly within

@@ -13,13 +13,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// over is how many ends are over at a time, by the definition of nth.
-func (e *ends) over(now, at time.Duration, weight, pace float64, ramp time.Duration) float64 {
+// expected is how many ends are over at a time, by the definition of nth.
+func (e *ends) expected(now, at time.Duration, weight, pace float64, ramp time.Duration) float64 {
 	n := pace * float64(at-now)
 	for _, end := range e.at {
 		n += weight * min(1, max(0, float64(at-max(end, now))/float64(ramp)))
 	}
 	return n
+}
+
+// queue is when the n-th place of a share becomes free.
+func (e *ends) queue(now time.Duration, n float64, s *share) time.Duration {
+	c := e.course(now, s)
+	return c.place(n)
 }
 
 func TestNthEndIsWhenSoManyAreOver(t *testing.T) {
@@ -35,7 +41,7 @@ func TestNthEndIsWhenSoManyAreOver(t *testing.T) {
 		n := rapid.Float64Range(0, weight*float64(len(e.at))).Draw(t, "n")
 		at := e.nth(now, n, weight, pace, ramp)
 		const about = 20 * time.Microsecond
-		early, late := e.over(now, at-about, weight, pace, ramp), e.over(now, at+about, weight, pace, ramp)
+		early, late := e.expected(now, at-about, weight, pace, ramp), e.expected(now, at+about, weight, pace, ramp)
 		if at < now || early > n+1e-3 || late < n-1e-3 {
 			t.Fatalf("%v: %.4f are over just before and %.4f just after it; want %.4f", at-now, early, late, n)
 		}
@@ -297,7 +303,7 @@ func TestCrowdsWhoseAnswersTakeTheSameTime(t *testing.T) {
 		{200, 1, 300, 20 * time.Second, true, 0, 1.1}, {50, 200, 1, 200 * time.Millisecond, true, 0, 3},
 		{50, 200, 1, time.Second, true, 0.01, 2.5}, {50, 200, 1, 3 * time.Second, true, 0.01, 2.5},
 		{50, 1, 100, 5 * time.Second, false, 0.05, 1.6}, {50, 1, 200, time.Second, false, 0.05, 2.5},
-		{50, 1, 200, 3 * time.Second, false, 0.15, 2}, {50, 200, 1, 3 * time.Second, false, 0.05, 2.5},
+		{50, 1, 200, 3 * time.Second, false, 0.15, 2}, {50, 200, 1, 3 * time.Second, false, 0.1, 2.5},
 	} {
 		const runs = 3
 		gaveUp, longest := 0, 0.0
@@ -463,5 +469,66 @@ func TestPartOfALevel(t *testing.T) {
 		if got, want := a.each(3, row.share, false), time.Duration(float64(time.Second)/row.want); (got - want).Abs() > time.Microsecond {
 			t.Errorf("%+v: one ends in %v; want %v", row, got, want)
 		}
+	}
+}
+
+// TestOneMoreAfterAPlaceIsTheNext: what is given one after the other comes as places do.
+func TestOneMoreAfterAPlaceIsTheNext(t *testing.T) {
+	const takes, now = 10 * time.Second, time.Minute
+	together, apart := ends{}, ends{}
+	for i := range 50 {
+		together.add(now + time.Second + time.Duration(i)*time.Millisecond)
+		apart.add(now + time.Duration(i)*takes/50)
+	}
+	s := share{live: 50, each: takes / 50, takes: takes, least: takes}
+	for name, e := range map[string]*ends{"together": &together, "apart": &apart, "unknown": {}} {
+		c := e.course(now, &s)
+		if got := c.next(0); got != now {
+			t.Errorf("%s: after none before: %v; want now", name, got-now)
+		}
+		at := c.place(1)
+		for n := 2; n < 120; n++ {
+			at = c.next(at)
+			if want := c.place(float64(n)); (at - want).Abs() > takes/leastRamp+retryFloor {
+				t.Errorf("%s: the place after the %d-th is free after %v; want %v", name, n-1, at-now, want-now)
+				break
+			}
+		}
+	}
+}
+
+// TestNobodyIsEarlyWhereTimesAreNotKnown: of more than keptSlots slots the later ones'
+// times are not; who comes in between is no early one, nor one for whom a place is kept.
+func TestNobodyIsEarlyWhereTimesAreNotKnown(t *testing.T) {
+	s := slots{}
+	for i := range keptSlots + 10 {
+		s.add(slot{at: time.Duration(i+1) * time.Second, level: 3})
+	}
+	come := func(now time.Duration) (early, due, used bool) {
+		early, due, used, _ = s.arrive(now, 1, true)
+		return early, due, used
+	}
+	if s.premature(0, 1) {
+		t.Error("one is not to be held before all slots, of which some are not known")
+	}
+	if early, due, used := come(0); early || due || !used {
+		t.Errorf("before all slots: early %v, due %v, used %v; want a slot used", early, due, used)
+	}
+	for range 8 {
+		s.use()
+	}
+	for s.n() > 1 { // the last ones are recalled
+		if !s.unsure() {
+			t.Fatalf("sure of %d slots", s.n())
+		}
+		s.use()
+	}
+	s.use()
+	if s.unsure() || s.vague != 0 {
+		t.Errorf("unsure of none: %d are vague", s.vague)
+	}
+	s.add(slot{at: time.Hour, level: 3})
+	if early, _, _ := come(0); !early {
+		t.Error("before the only slot, whose time is known: not early")
 	}
 }

@@ -99,11 +99,19 @@ func (a *account) queued(now time.Duration, of fleet.BurstLevel, each time.Durat
 			}
 		}
 	}
+	c := a.course(now, of, each, share)
+	return c.place(n) - now
+}
+
+// course is how places for the account become free: those of its own requests, or, where
+// its next may well be one that others leave, at an even pace from their first end on.
+func (a *account) course(now time.Duration, of fleet.BurstLevel, each time.Duration, share float64) course {
 	if a.hopes(share) {
-		return max(retryFloor+span(n*float64(each)/queueShare), time.Duration(a.pool.firstEnd.Load())-now)
+		first := max(0, time.Duration(a.pool.firstEnd.Load())-now-retryFloor)
+		return course{now: now, even: true, each: float64(each) / queueShare, from: first}
 	}
-	s := l.shareOf(a.live, each)
-	return a.ends.queue(now, n, &s) - now
+	s := a.pool.levels[of].shareOf(a.live, each)
+	return a.ends.course(now, &s)
 }
 
 // hopes reports whether the account's next place may well be one that others leave.
@@ -127,8 +135,14 @@ func (u *use) queued(now time.Duration, b *bid) time.Duration {
 	for i, others := range u.slots.waiting(now) {
 		n += float64(others) * float64(b.pool.levels[i].expected.Load()) / takes
 	}
-	s := l.shareOf(u.live, u.each(b))
-	return u.ends.queue(now, n, &s) - now
+	c := u.course(now, b)
+	return c.place(n) - now
+}
+
+// course is how places of the limit become free.
+func (u *use) course(now time.Duration, b *bid) course {
+	s := b.pool.levels[b.ask.Level].shareOf(u.live, u.each(b))
+	return u.ends.course(now, &s)
 }
 
 // shareOf is a share of which so many of the level are in flight, and one ends in each.
@@ -149,7 +163,7 @@ func span(ns float64) time.Duration { return time.Duration(min(ns, float64(time.
 // together.
 func (s *slots) insist(t *turn) (time.Duration, bool) {
 	wait := max(retryFloor, time.Duration(ahead(t.share, keptTwice)*float64(t.each)), min(t.takes, t.queued), t.cold)
-	at := max(t.now+wait, s.lastFirm+t.each, t.first)
+	at := max(t.now+wait, t.course.next(s.lastFirm), t.first)
 	if at > t.now+t.patience {
 		return at, false
 	}

@@ -56,6 +56,7 @@ func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
 	t.early, t.last = b.early && !b.mine, c.gaveUp(b)
 	slot, ok := a.giveNext(&t, b, why)
 	if !ok && b.due && b.ask.Retry > 0 {
+		t.course = a.course(t.now, t.level, t.each, b.pool.shareOf(b.weight))
 		slot, ok = a.slots.insist(&t)
 	}
 	if !ok {
@@ -126,6 +127,7 @@ func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 	case t.early:
 		slot, r.ShouldRetry = u.slots.giveLast(&t, t.each)
 	case b.due && b.ask.Retry > 0:
+		t.course = u.course(from, b)
 		slot, r.ShouldRetry = u.slots.insist(&t)
 	}
 	if !r.ShouldRetry && !t.early {

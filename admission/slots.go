@@ -25,6 +25,7 @@ type slots struct {
 	due       []slot
 	later     int
 	laterFrom time.Duration
+	vague     int           // of due are guesses
 	last      time.Duration // the latest of all, before its jitter; 0 without any
 	// shared is how many of all are of a level's line, laterShared how many of
 	// later; so are of and laterOf, by level.
@@ -48,6 +49,7 @@ type slot struct {
 	shared bool // of the level's line
 	firm   bool // of a request that came in vain before
 	last   bool // of one that will hardly come: its SDK has tried it as often as it does
+	vague  bool // its time is a guess, see recall
 	level  fleet.BurstLevel
 }
 
@@ -64,7 +66,7 @@ const (
 	// earlyOver is the time constant with which an early return is forgiven.
 	earlyOver = 10 * time.Second
 	// keptSlots bounds slots.due. Of more slots the times are not known exactly.
-	keptSlots = 512
+	keptSlots = 2048
 )
 
 // n is how many slots are outstanding.
@@ -97,6 +99,9 @@ func (s *slots) arrive(now time.Duration, retry int, counts bool) (early, due, u
 		return false, true, true, inLine
 	case retry == 0:
 		return false, false, false, false // it may well be another request
+	case s.n() > 0 && s.unsure():
+		_, inLine = s.use()
+		return false, false, true, inLine
 	case s.owed(now):
 		s.lent--
 		return false, true, false, false
@@ -125,8 +130,12 @@ func (s *slots) expects(now time.Duration) bool { return s.n() > 0 || s.owed(now
 // premature reports whether a request that says how often it was tried before
 // comes earlier than it was told.
 func (s *slots) premature(now time.Duration, retry int) bool {
-	return retry > 0 && s.n() > 0 && now < s.first() && !s.owed(now)
+	return retry > 0 && s.n() > 0 && now < s.first() && !s.unsure() && !s.owed(now)
 }
+
+// unsure reports whether some slots' times are not known exactly: then nobody is known
+// to come too early.
+func (s *slots) unsure() bool { return s.later > 0 || s.vague > 0 }
 
 // use takes the earliest slot away, and returns its level, and whether it was one of
 // the line.
@@ -136,6 +145,9 @@ func (s *slots) use() (of fleet.BurstLevel, inLine bool) {
 		s.shared--
 	}
 	s.of[of]--
+	if s.due[0].vague {
+		s.vague--
+	}
 	s.due = slices.Delete(s.due, 0, 1)
 	switch {
 	case len(s.due) > 0:
@@ -161,7 +173,8 @@ func (s *slots) recall() {
 			level++
 		}
 		s.laterOf[level]--
-		s.due = append(s.due, slot{at: s.laterFrom, shared: shared, level: level})
+		s.due = append(s.due, slot{at: s.laterFrom, shared: shared, level: level, vague: true})
+		s.vague++
 		s.later--
 		s.laterFrom += step
 	}
@@ -181,6 +194,9 @@ func (s *slots) add(n slot) {
 	s.due = slices.Insert(s.due, s.from(n.at), n)
 	if len(s.due) > keptSlots {
 		s.laterFrom = s.due[keptSlots].at
+		if s.due[keptSlots].vague {
+			s.vague--
+		}
 		s.postpone(s.due[keptSlots])
 		s.due = s.due[:keptSlots]
 	}
@@ -213,6 +229,9 @@ func (s *slots) drop(level fleet.BurstLevel) {
 	}
 	if s.due[i].shared {
 		s.shared--
+	}
+	if s.due[i].vague {
+		s.vague--
 	}
 	if s.due = slices.Delete(s.due, i, i+1); len(s.due) == 0 && s.later > 0 {
 		s.recall()
@@ -265,6 +284,7 @@ type turn struct {
 	// each is the time between two ends of the account's share, takes how long one
 	// takes, and queued how long the queue of the client's requests is.
 	each, takes, queued time.Duration
+	course              course  // of those places; of a request that came in vain
 	share               float64 // of the pool's places
 	seed                uint64
 }
