@@ -1,0 +1,198 @@
+package ratelimit
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/redisbin"
+)
+
+// lateness is a deadline that a server which runs keeps on a loaded machine, and
+// one that is frozen costs a test a little.
+const lateness = time.Second
+
+// atOnce reserves n times at once and returns what was admitted, and how many were
+// not.
+func atOnce(m *replica, k admission.LimitKey, r admission.Rates, cost fleet.Tokens, n int) (admitted []admission.Reservation, refused int) {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			a := m.Reserve(k, r, cost, time.Now())
+			mu.Lock()
+			defer mu.Unlock()
+			if a.Admitted {
+				admitted = append(admitted, a)
+			} else {
+				refused++
+			}
+		})
+	}
+	all.Wait()
+	return admitted, refused
+}
+
+// counted is what the server holds of a client's windows.
+func counted(t *testing.T, s *redisbin.Server, k admission.LimitKey, r admission.Rates) (requests, tokens int64) {
+	t.Helper()
+	value := s.MustDo(t, "GET", name(k, r))
+	var ends [2]int64
+	if n, err := fmt.Sscan(value, &ends[0], &requests, &ends[1], &tokens); n != 4 {
+		t.Fatalf("%q: %v", value, err)
+	}
+	return requests, tokens
+}
+
+func TestAFreezeChargesWhatWasAdmittedOnce(t *testing.T) {
+	for _, row := range []struct {
+		name           string
+		rounds, frozen int
+	}{
+		{"three questions late", 1, 3},
+		{"four rounds of four", 4, 4},
+		{"a long one", 1, 24},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := redisbin.Start(t, redisbin.Config{})
+			m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: lateness}, 2)[0]
+			up(t, m)
+			k, r := client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1_000_000, calm())}
+			made := int64(1)
+			expect(t, m.Reserve(k, r, 10, time.Now()), admission.ReasonAdmitted, 99)
+			for range row.rounds {
+				s.Pause()
+				admitted, refused := atOnce(m, k, r, 10_000, row.frozen)
+				if refused != 0 {
+					t.Fatalf("%d refused", refused)
+				}
+				for _, a := range admitted {
+					m.Settle(a.Ticket, 5010)
+				}
+				down(t, m, nil)
+				s.Resume()
+				up(t, m)
+				made += int64(row.frozen) + 1
+				a := m.Reserve(k, r, 10, time.Now())
+				expect(t, a, admission.ReasonAdmitted, 100-made)
+				frozen := int64(row.rounds * row.frozen)
+				if row.rounds > 1 {
+					frozen = (made - 1) / int64(row.frozen+1) * int64(row.frozen)
+				}
+				if left := 1_000_000 - 5010*frozen - 10*(made-frozen); a.Tokens.Remaining != left {
+					t.Errorf("%d tokens left after %d requests, want %d", a.Tokens.Remaining, made, left)
+				}
+			}
+		})
+	}
+}
+
+// TestRefusedRequestsOfAFreezeCostNothing: the server takes the questions of three
+// that their replica refused meanwhile.
+func TestRefusedRequestsOfAFreezeCostNothing(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: lateness}, 2)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(200_000, calm())}
+	expect(t, m.Reserve(k, r, 539, time.Now()), admission.ReasonAdmitted, 99)
+	s.Pause()
+	if admitted, refused := atOnce(m, k, r, 110_000, 3); refused != 3 {
+		t.Fatalf("%+v admitted", admitted)
+	}
+	down(t, m, nil)
+	s.Resume()
+	up(t, m)
+	a := m.Reserve(k, r, 1, time.Now())
+	expect(t, a, admission.ReasonAdmitted, 98)
+	if want := int64(200_000 - 540); a.Tokens.Remaining != want {
+		t.Errorf("%d tokens left, want %d", a.Tokens.Remaining, want)
+	}
+}
+
+// TestLateQuestionsWithoutAnOutageCostNothing: two are late, which is no outage,
+// and their replica has used up its part.
+func TestLateQuestionsWithoutAnOutageCostNothing(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: lateness}, 2)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(100_000, calm())}
+	const cost = 5020
+	var tickets []admission.Ticket
+	for range 16 {
+		a := m.Reserve(k, r, cost, time.Now())
+		if !a.Admitted || a.Local {
+			t.Fatalf("%+v", a)
+		}
+		tickets = append(tickets, a.Ticket)
+	}
+	s.Pause()
+	if admitted, refused := atOnce(m, k, r, cost, 2); refused != 2 {
+		t.Fatalf("%+v admitted", admitted)
+	}
+	s.Resume()
+	if !m.Counters().Up {
+		t.Fatal("two late questions were an outage")
+	}
+	for _, ticket := range tickets {
+		m.Settle(ticket, 10)
+	}
+	eventually(t, "all is settled", func() bool { return m.Counters().Settled == 16 })
+	a := m.Reserve(k, r, 10, time.Now())
+	expect(t, a, admission.ReasonAdmitted, 83)
+	if want := int64(100_000 - 17*10); a.Tokens.Remaining != want {
+		t.Errorf("%d tokens left, want %d", a.Tokens.Remaining, want)
+	}
+}
+
+// TestAFlappingServerCountsWhatWasAdmitted: whatever was late, the server's count
+// is in the end what two replicas admitted, and all of the limit is.
+func TestAFlappingServerCountsWhatWasAdmitted(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	const limit = 100
+	all := replicas(t, fleet.Redis{Address: s.Address(), Deadline: 200 * time.Millisecond}, 2)
+	up(t, all...)
+	k, r := client("a"), admission.Rates{Requests: per(limit, calm()), Tokens: per(1_000_000, calm())}
+	admitted := 0
+	for range 8 {
+		s.Pause()
+		for _, m := range all {
+			some, _ := atOnce(m, k, r, 1000, 4)
+			for _, a := range some {
+				m.Settle(a.Ticket, 500)
+			}
+			admitted += len(some)
+			down(t, m, nil)
+		}
+		s.Resume()
+		up(t, all...)
+		for range 2 {
+			for _, m := range all {
+				if a := m.Reserve(k, r, 500, time.Now()); a.Admitted {
+					admitted++
+				}
+			}
+		}
+	}
+	t.Logf("%d admitted while it flapped", admitted)
+	for refused := 0; refused < 2*len(all); {
+		for _, m := range all {
+			if a := m.Reserve(k, r, 500, time.Now()); a.Admitted {
+				admitted++
+			} else {
+				refused++
+			}
+		}
+	}
+	requests, tokens := counted(t, s, k, r)
+	t.Logf("%d admitted, %d counted, %d tokens", admitted, requests, tokens)
+	if admitted < limit {
+		t.Errorf("%d admitted of %d", admitted, limit)
+	}
+	if requests != int64(admitted) || tokens != 500*int64(admitted) {
+		t.Errorf("%d requests and %d tokens counted, of %d admitted", requests, tokens, admitted)
+	}
+}
+
