@@ -18,8 +18,7 @@ import (
 // what it counted against that, and takes no more questions of a closed epoch. So a
 // statement may be made, lost, late and repeated in any order: the newest holds.
 //
-// Its zero value is not usable. Methods may be called at once from many goroutines,
-// and on a nil account, which keeps nothing: the client found no room in the table.
+// Methods may be called at once from many goroutines.
 type account struct {
 	// id tells the account from that of an earlier process, or from one that the
 	// table dropped. 1 … 10^13.
@@ -72,9 +71,6 @@ type stated struct {
 // begin has one more question put and returns what it states. It must end, in time
 // or late.
 func (a *account) begin(b *budgets) (s statement) {
-	if a == nil {
-		return s
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.now.open++
@@ -98,9 +94,6 @@ func (t *tally) stated(length time.Duration, had int64) stated {
 // answered ends a question in time, with what it admitted in which windows: 0 of
 // both where it was refused.
 func (a *account) answered(s *statement, w windows, requests, tokens int64) {
-	if a == nil {
-		return
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.advance(w)
@@ -122,9 +115,6 @@ func (a *account) answered(s *statement, w windows, requests, tokens int64) {
 
 // late ends a question of which nobody knows whether the server takes it.
 func (a *account) late(s *statement) {
-	if a == nil {
-		return
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e := a.epoch(s.epoch)
@@ -165,9 +155,6 @@ func (a *account) turn() {
 
 // admit notes what was admitted without the server.
 func (a *account) admit(w windows, requests, tokens int64) {
-	if a == nil {
-		return
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.advance(w)
@@ -176,17 +163,13 @@ func (a *account) admit(w windows, requests, tokens int64) {
 	a.tokens.add(w.tokens, tokens)
 }
 
-// absorb corrects the tokens that were admitted alone in the window n, if those
-// not yet told can take the correction in whole; else it changes nothing and
-// returns false.
+// absorb corrects the tokens that were admitted alone in the window n, if that will
+// be stated anew anyhow. Else it changes nothing and returns false: the server knows
+// of them all.
 func (a *account) absorb(n, delta int64) bool {
-	if a == nil {
-		return false
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	untold := a.tokens.alone - a.tokens.told
-	if a.tokens.window != n || untold <= 0 || untold+delta < 0 {
+	if a.tokens.window != n || a.version == a.acknowledged || a.tokens.alone+delta < 0 {
 		return false
 	}
 	a.version++
@@ -197,9 +180,6 @@ func (a *account) absorb(n, delta int64) bool {
 // untold is what was admitted alone and not acknowledged, of the windows that count
 // now. It may be less than nothing: corrections are untold too.
 func (a *account) untold(w windows) (requests, tokens int64) {
-	if a == nil {
-		return 0, 0
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.requests.untold(w.requests), a.tokens.untold(w.tokens)

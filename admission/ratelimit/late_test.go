@@ -195,4 +195,3 @@ func TestAFlappingServerCountsWhatWasAdmitted(t *testing.T) {
 		t.Errorf("%d requests and %d tokens counted, of %d admitted", requests, tokens, admitted)
 	}
 }
-

@@ -143,7 +143,7 @@ func TestWhatPassedOpenIsToldToTheServer(t *testing.T) {
 	if again := m.question(claimOf(k, r, 1)); again.states != q.states {
 		t.Errorf("%+v is told, and then %+v", q.states, again.states)
 	}
-	q.account.late(&q.states)
+	q.end(nil)
 	if again := m.question(claimOf(k, r, 1)); again.total() != q.total() || again.states.epoch == q.states.epoch {
 		t.Errorf("%+v are told after a question without an answer, want %+v in another epoch", again.states, q.states)
 	}
@@ -183,7 +183,7 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 			t.Errorf("%d tokens are to be told and %d settlements sent, want 10 and none", q.states.tokens.untold, len(m.settles))
 		}
 		q := m.question(claimOf(k, r, 1))
-		q.account.answered(&q.states, claimOf(k, r, 1).key.at(time.Now().UnixNano()), 0, 0)
+		q.end(&answer{reason: admission.ReasonTokens})
 		m.Settle(a.Ticket, 10) // it was told
 		if len(m.settles) != 1 {
 			t.Errorf("%d settlements sent, want one", len(m.settles))

@@ -251,17 +251,13 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 		if m.link.Load() == l { // else it is cut, and that is what the error tells of
 			m.lastError.Store(&err)
 		}
-		q.account.late(&q.states)
+		q.end(nil)
 		done(err)
 		return false
 	}
 	done(nil)
 	m.learn(c, &ans)
-	if ans.reason == admission.ReasonAdmitted {
-		q.account.answered(&q.states, ans.windows(&c.b), 1, c.cost)
-	} else {
-		q.account.answered(&q.states, ans.windows(&c.b), 0, 0)
-	}
+	q.end(&ans)
 	c.fill(a, &ans)
 	return true
 }
@@ -273,10 +269,24 @@ func (m *Redis) question(c *claim) *question {
 	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
 		q.account = e.account
 		q.states = e.account.begin(&c.b)
-		q.seen = e.counts(&c.b) // later: it holds all that closed epochs were told
+		q.seen = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
 		s.mu.RUnlock()
 	}
 	return q
+}
+
+// end ends the question in its account, with its answer or, if nil, without one in
+// time. What the answer says must have been learned.
+func (q *question) end(ans *answer) {
+	switch {
+	case q.account == nil: // it found no room
+	case ans == nil:
+		q.account.late(&q.states)
+	case ans.reason == admission.ReasonAdmitted:
+		q.account.answered(&q.states, ans.windows(&q.b), 1, q.cost)
+	default:
+		q.account.answered(&q.states, ans.windows(&q.b), 0, 0)
+	}
 }
 
 // counts are what the entry's counters hold of their windows.

@@ -3,9 +3,11 @@ package ratelimit
 import (
 	"context"
 	_ "embed"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -78,9 +80,9 @@ type answer struct {
 	lost bool  // the server had lost what this replica has seen
 }
 
-// arguments are the script's. They are pieces of one string, which spares an
-// allocation for each.
-func (q *question) arguments() []string {
+// packed is the question as the script unpacks it: 22 numbers as little-endian
+// doubles, which hold whole numbers up to 2^53.
+func (q *question) packed() string {
 	s := &q.states
 	numbers := [...]int64{
 		q.b.requests.limit, q.b.requests.window.Milliseconds(),
@@ -91,21 +93,11 @@ func (q *question) arguments() []string {
 		s.requests.end, s.requests.total, s.requests.untold, s.requests.had,
 		s.tokens.end, s.tokens.total, s.tokens.untold, s.tokens.had,
 	}
-	b := make([]byte, 0, len(numbers)*20)
-	var ends [len(numbers)]int
-	for i, n := range numbers {
-		b = strconv.AppendInt(b, n, 10)
-		ends[i] = len(b)
+	b := make([]byte, 0, len(numbers)*8)
+	for _, n := range numbers {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
 	}
-	all := string(b)
-	arguments := make([]string, 1, 1+len(numbers))
-	arguments[0] = "reserve"
-	from := 0
-	for _, to := range ends {
-		arguments = append(arguments, all[from:to])
-		from = to
-	}
-	return arguments
+	return string(b)
 }
 
 // errClosed is the answer to a question that this replica no longer waits for.
@@ -117,7 +109,7 @@ const closedEpoch = 3
 // ask runs the script: one round trip, or two where the server does not have the
 // script yet.
 func (q *question) ask(ctx context.Context, c rueidis.Client) (answer, error) {
-	v, err := script.Exec(ctx, c, []string{q.count, q.ledger}, q.arguments()).AsIntSlice()
+	v, err := script.Exec(ctx, c, []string{q.count, q.ledger}, []string{"reserve", q.packed()}).AsIntSlice()
 	if err != nil {
 		return answer{}, err
 	}

@@ -1,0 +1,329 @@
+package ratelimit
+
+import (
+	_ "embed"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"pgregory.net/rapid"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/internal/redisbin"
+)
+
+// withoutLedgers is the script of replicas that keep none: they count in the same
+// keys while a fleet is being updated.
+//
+//go:embed testdata/limit-without-ledgers.lua
+var withoutLedgers string
+
+var scriptWithoutLedgers = rueidis.NewLuaScript(withoutLedgers)
+
+// asked is a question on its way, between a replica of the model and the server.
+type asked struct {
+	*question
+	claim *claim
+	by    int
+	// told is what its answer admits; nil: it is refused, or nobody waits any more.
+	told    *told
+	answer  *answer // that has not been delivered
+	waiting bool
+}
+
+// told is one admission by the server: what it says is used, and whether anybody
+// was told so.
+type told struct {
+	used int64
+	kept bool
+}
+
+// world has a few replicas ask the server about one client, over a net that loses,
+// delays, reorders and repeats what it likes. Beside them it counts, plainly, what
+// callers were told.
+type world struct {
+	t        *rapid.T
+	client   rueidis.Client
+	k        admission.LimitKey
+	r        admission.Rates
+	replicas []*Redis
+	air      []*asked // may still reach the server, or reach it again
+	said     []*told  // in the order in which the server decided
+
+	requests, tokens int64 // admitted
+	refused          bool  // the server refused something for want of requests
+	tickets          []admission.Ticket
+}
+
+func (w *world) do(what string, limit int) int { return rapid.IntRange(0, limit-1).Draw(w.t, what) }
+
+// ask has a replica put a question, which is in the air then.
+func (w *world) ask(by int) *asked {
+	c := claimOf(w.k, w.r, int64(1+w.do("cost", 50)))
+	q := &asked{question: w.replicas[by].question(c), claim: c, by: by, waiting: true}
+	w.air = append(w.air, q)
+	return q
+}
+
+// reach has the server execute a question.
+func (w *world) reach(q *asked) {
+	ans, err := q.ask(w.t.Context(), w.client)
+	if err == errClosed { //nolint:errorlint // as it is returned
+		if q.waiting {
+			w.t.Fatal("a question was refused as closed that its replica waits for")
+		}
+		return
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.refused = w.refused || ans.reason == admission.ReasonRequests
+	if q.waiting && q.answer == nil {
+		q.answer = &ans
+		if ans.reason == admission.ReasonAdmitted {
+			q.told = &told{used: ans.requests.used}
+			w.said = append(w.said, q.told)
+		}
+	}
+}
+
+// hear delivers the answer in time.
+func (w *world) hear(q *asked) {
+	q.waiting = false
+	w.replicas[q.by].learn(q.claim, q.answer)
+	q.end(q.answer)
+	if q.told != nil {
+		q.told.kept = true
+		w.admit(q, admission.Ticket{End: time.UnixMilli(q.answer.tokens.end)})
+	}
+}
+
+// lose lets the deadline pass. The replica decides alone, one way or the other.
+func (w *world) lose(q *asked, admits bool) {
+	q.waiting = false
+	q.end(nil)
+	if admits {
+		w.replicas[q.by].owe(q.claim)
+		n := q.claim.key.at(q.claim.now).tokens
+		w.admit(q, admission.Ticket{Local: true, End: time.Unix(0, end(n, w.r.Tokens.Window))})
+	}
+}
+
+func (w *world) admit(q *asked, t admission.Ticket) {
+	w.requests++
+	w.tokens += q.cost
+	t.Key, t.Rates, t.Cost = w.k, w.r, fleet.Tokens(q.cost)
+	if w.do("settled later", 2) == 0 {
+		t.Key.Limit = strconv.Itoa(q.by) // the model's own mark
+		w.tickets = append(w.tickets, t)
+	}
+}
+
+// settle corrects an admission to what was used.
+func (w *world) settle(i int) {
+	t := w.tickets[i]
+	w.tickets = append(w.tickets[:i], w.tickets[i+1:]...)
+	delta := int64(w.do("used", 60)) - int64(t.Cost)
+	if delta == 0 {
+		return
+	}
+	w.tokens += delta
+	c := claimOf(w.k, w.r, 0)
+	by, err := strconv.Atoi(t.Key.Limit)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if t.Local && w.replicas[by].absorb(&c.key, windowEnding(t.End.UnixNano(), w.r.Tokens.Window), delta) {
+		return
+	}
+	count, _ := c.key.redisNames(0)
+	if settle(w.t.Context(), w.client, []settlement{{count: count, end: t.End.UnixMilli(), delta: delta}}) != 1 {
+		w.t.Fatal("not settled")
+	}
+}
+
+// old has a replica without a ledger ask.
+func (w *world) old() {
+	c := claimOf(w.k, w.r, int64(1+w.do("cost", 50)))
+	n := func(v int64) string { return strconv.FormatInt(v, 10) }
+	count, _ := c.key.redisNames(0)
+	args := []string{"reserve", n(c.b.requests.limit), n(c.b.requests.window.Milliseconds()),
+		n(c.b.tokens.limit), n(c.b.tokens.window.Milliseconds()), n(c.cost), "0", "0", "0", "0", "0", "0", "0", "0"}
+	v, err := scriptWithoutLedgers.Exec(w.t.Context(), w.client, []string{count}, args).AsIntSlice()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	switch v[0] {
+	case 0:
+		w.said = append(w.said, &told{used: v[2], kept: true})
+		w.requests++
+		w.tokens += c.cost
+	case 1:
+		w.refused = true
+	}
+}
+
+// step does one thing that may happen.
+func (w *world) step() {
+	if len(w.tickets) > 0 && w.do("settles", 6) == 0 {
+		w.settle(w.do("ticket", len(w.tickets)))
+		return
+	}
+	if w.do("another replica", 12) == 0 {
+		w.old()
+		return
+	}
+	if len(w.air) == 0 || w.do("asks", 3) == 0 {
+		w.ask(w.do("replica", len(w.replicas)))
+		return
+	}
+	q := w.air[w.do("question", len(w.air))]
+	switch {
+	case q.waiting && q.answer != nil && w.do("in time", 4) > 0:
+		w.hear(q)
+	case q.waiting && w.do("late", 3) == 0:
+		w.lose(q, w.do("admits", 2) == 0)
+	case !q.waiting || q.answer == nil:
+		w.reach(q) // the first time, or again
+	}
+}
+
+// end lets what is in the air come late, and each replica say the last.
+func (w *world) end() {
+	for _, q := range w.air {
+		if q.waiting {
+			w.lose(q, w.do("admits", 2) == 0)
+		}
+	}
+	if w.do("before the last word", 2) == 0 {
+		w.flood()
+	}
+	for by := range w.replicas {
+		w.lose(w.ask(by), false) // which closes the epoch of what was heard twice
+	}
+	for by := range w.replicas {
+		q := w.ask(by)
+		w.reach(q)
+		w.hear(q)
+	}
+	w.air = w.air[:len(w.air)-len(w.replicas)]
+	w.flood() // changes nothing more
+}
+
+// flood has all that ever was in the air reach the server, in any order.
+func (w *world) flood() {
+	for _, i := range rapid.Permutation(indices(len(w.air))).Draw(w.t, "order") {
+		w.reach(w.air[i])
+	}
+}
+
+func indices(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// held is what the server counts, and how many of the requests are nobody's.
+func (w *world) held() (requests, tokens, spare int64) {
+	c := claimOf(w.k, w.r, 0)
+	get := func(key string) string {
+		v, err := w.client.Do(w.t.Context(), w.client.B().Get().Key(key).Build()).ToString()
+		if err != nil && !rueidis.IsRedisNil(err) {
+			w.t.Fatal(err)
+		}
+		return v
+	}
+	var ends [2]int64
+	for shard := range w.replicas {
+		count, ledger := c.key.redisNames(int64(shard))
+		if n, err := fmt.Sscan(get(count), &ends[0], &requests, &ends[1], &tokens); n != 4 {
+			w.t.Fatal(err)
+		}
+		spare += spareOf(get(ledger))
+	}
+	return requests, tokens, spare
+}
+
+// spareOf reads the requests that are nobody's from a ledger.
+func spareOf(ledger string) int64 {
+	const at = 7 * 8
+	if len(ledger) < at+8 {
+		return 0
+	}
+	return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(ledger[at:]))))
+}
+
+// strict checks that those admitted by the server were told, in the order in which
+// it decided, that more and more is used.
+func (w *world) strict() {
+	last := int64(0)
+	for _, told := range w.said {
+		if !told.kept {
+			continue
+		}
+		if told.used <= last || told.used > w.r.Requests.Amount {
+			w.t.Fatalf("somebody was told that %d are used after somebody was told that %d are, of %d", told.used, last, w.r.Requests.Amount)
+		}
+		last = told.used
+	}
+}
+
+// most is the most that anybody was told is used.
+func (w *world) most() (used int64) {
+	for _, told := range w.said {
+		if told.kept {
+			used = told.used
+		}
+	}
+	return used
+}
+
+func newWorld(t *rapid.T, client rueidis.Client, name string, limit int64) *world {
+	w := &world{
+		t: t, client: client,
+		k: admission.LimitKey{Limit: name}, r: admission.Rates{Requests: per(limit, calm()), Tokens: per(1_000_000, calm())},
+	}
+	for shard := range 1 + w.do("replicas", 3) {
+		w.replicas = append(w.replicas, lonely(fleet.OnErrorLocal, 3, shard))
+	}
+	return w
+}
+
+// TestTheServersCountIsWhatWasAdmitted whatever is late, lost, repeated or comes in
+// another order: in the end no token is counted that nobody was admitted for, nor a
+// request, but for those that can't be taken back since somebody was told of less
+// meanwhile. And no remaining value is told twice.
+func TestTheServersCountIsWhatWasAdmitted(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	client, run := m.link.Load().client, 0
+	rapid.Check(t, func(t *rapid.T) {
+		run++
+		limit := rapid.SampledFrom([]int64{6, 10_000}).Draw(t, "limit")
+		w := newWorld(t, client, fmt.Sprint("world ", run), limit)
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			w.step()
+		}
+		w.end()
+		w.strict()
+		requests, tokens, spare := w.held()
+		if tokens != w.tokens {
+			t.Errorf("%d tokens counted, %d admitted", tokens, w.tokens)
+		}
+		// Who is refused has seen a limit used up, and holds the server to it.
+		if requests-spare < w.requests || !w.refused && requests-spare > w.requests {
+			t.Errorf("%d requests counted less %d of nobody's, %d admitted", requests, spare, w.requests)
+		}
+		if len(w.replicas) == 1 && !w.refused && requests > max(w.requests, w.most()) {
+			t.Errorf("%d requests counted, of %d admitted and %d told as the most", requests, w.requests, w.most())
+		}
+	})
+}
