@@ -164,12 +164,12 @@ func (a *account) admit(w windows, requests, tokens int64) {
 }
 
 // absorb corrects the tokens that were admitted alone in the window n, if that will
-// be stated anew anyhow. Else it changes nothing and returns false: the server knows
-// of them all.
-func (a *account) absorb(n, delta int64) bool {
+// be stated anew in any case, or if it must. Else it changes nothing and returns
+// false: the server knows of them all.
+func (a *account) absorb(n, delta int64, must bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.tokens.window != n || a.version == a.acknowledged || a.tokens.alone+delta < 0 {
+	if a.tokens.window != n || a.tokens.alone+delta < 0 || a.version == a.acknowledged && !must {
 		return false
 	}
 	a.version++

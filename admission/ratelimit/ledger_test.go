@@ -57,6 +57,7 @@ type world struct {
 
 	requests, tokens int64 // admitted
 	refused          bool  // the server refused something for want of requests
+	forgets          bool  // ledgers may be lost
 	tickets          []admission.Ticket
 }
 
@@ -138,8 +139,12 @@ func (w *world) settle(i int) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if t.Local && w.replicas[by].absorb(&c.key, windowEnding(t.End.UnixNano(), w.r.Tokens.Window), delta) {
-		return
+	if n := windowEnding(t.End.UnixNano(), w.r.Tokens.Window); t.Local {
+		e, s := w.replicas[by].seen.held(&c.key)
+		s.mu.RUnlock()
+		if e.account.absorb(n, delta, w.do("is away", 3) == 0) {
+			return
+		}
 	}
 	count, _ := c.key.redisNames(0)
 	if settle(w.t.Context(), w.client, []settlement{{count: count, end: t.End.UnixMilli(), delta: delta}}) != 1 {
@@ -176,6 +181,14 @@ func (w *world) step() {
 	}
 	if w.do("another replica", 12) == 0 {
 		w.old()
+		return
+	}
+	if w.forgets && w.do("forgets", 8) == 0 {
+		c := claimOf(w.k, w.r, 0)
+		_, ledger := c.key.redisNames(int64(w.do("ledger", len(w.replicas))))
+		if err := w.client.Do(w.t.Context(), w.client.B().Del().Key(ledger).Build()).Error(); err != nil {
+			w.t.Fatal(err)
+		}
 		return
 	}
 	if len(w.air) == 0 || w.do("asks", 3) == 0 {
@@ -326,4 +339,146 @@ func TestTheServersCountIsWhatWasAdmitted(t *testing.T) {
 			t.Errorf("%d requests counted, of %d admitted and %d told as the most", requests, w.requests, w.most())
 		}
 	})
+}
+
+// TestALostLedgerNeverMakesRoom: what the server forgets of a replica's doing may
+// count twice, but nothing that was admitted goes uncounted.
+func TestALostLedgerNeverMakesRoom(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	client, run := m.link.Load().client, 0
+	rapid.Check(t, func(t *rapid.T) {
+		run++
+		w := newWorld(t, client, fmt.Sprint("world ", run), 10_000)
+		w.forgets = true
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			w.step()
+		}
+		w.end()
+		w.strict()
+		if requests, tokens, spare := w.held(); requests-spare < w.requests || tokens < w.tokens {
+			t.Errorf("%d requests less %d of nobody's and %d tokens counted, %d and %d admitted", requests, spare, tokens, w.requests, w.tokens)
+		}
+	})
+}
+
+// TestALateQuestionThatFallsIntoALaterWindowCostsNothing there either.
+func TestALateQuestionThatFallsIntoALaterWindowCostsNothing(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	r := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, r)
+	client := r.link.Load().client
+	rates := admission.Rates{Requests: per(10, time.Second), Tokens: per(1000, calm())}
+	// Both answers after the late one have to fall into one second.
+	for try := range 50 {
+		m := lonely(fleet.OnErrorLocal, 1, 0)
+		c := claimOf(admission.LimitKey{Limit: strconv.Itoa(try)}, rates, 7)
+		put := func(q *question) answer {
+			t.Helper()
+			ans, err := q.ask(t.Context(), client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return ans
+		}
+		in := func(q *question) answer {
+			ans := put(q)
+			m.learn(c, &ans)
+			q.end(&ans)
+			return ans
+		}
+		first := in(m.question(c))
+		late := m.question(c)
+		late.end(nil)
+		other := &question{count: "fairlead:limit:{other}", ledger: "fairlead:limit:{other}/0", b: c.b}
+		eventually(t, "a later window", func() bool { return put(other).requests.end > first.requests.end })
+		then, last := put(late), in(m.question(c))
+		if last.requests.end != then.requests.end {
+			continue
+		}
+		if then.requests.used != 1 || last.requests.used != 1 || last.tokens.used != 14 {
+			t.Errorf("%+v, then %+v: want one request used, and 14 tokens after all", then, last)
+		}
+		return
+	}
+	t.Error("no two answers fell into one second")
+}
+
+// stating asks with statements that are made up.
+type stating struct {
+	t      *testing.T
+	client rueidis.Client
+	c      *claim
+}
+
+func (s stating) ask(states statement) answer {
+	s.t.Helper()
+	q := &question{b: s.c.b, cost: s.c.cost, states: states}
+	q.count, q.ledger = s.c.key.redisNames(0)
+	ans, err := q.ask(s.t.Context(), s.client)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return ans
+}
+
+func newStating(t *testing.T) stating {
+	t.Helper()
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, m)
+	return stating{t, m.link.Load().client, claimOf(client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1000, calm())}, 5)}
+}
+
+func (s stating) expect(got answer, requests, tokens int64) {
+	s.t.Helper()
+	if got.reason != admission.ReasonAdmitted || got.requests.used != requests || got.tokens.used != tokens {
+		s.t.Errorf("%+v, want %d requests and %d tokens used", got, requests, tokens)
+	}
+}
+
+// TestAnotherProcessTakesNothingBack of what the one before it in its shard did.
+func TestAnotherProcessTakesNothingBack(t *testing.T) {
+	s := newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 1, 5)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 2, 10)
+	s.expect(s.ask(statement{account: 2, epoch: 1, version: 1}), 3, 15)
+	s.expect(s.ask(statement{account: 2, epoch: 2, closed: 1, version: 2}), 3, 15) // its own one, late
+	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 4, 20) // is forgotten
+}
+
+// TestWhatIsStatedOfAWindowThatHasNotBegunWaits for it: the replica's clock is ahead.
+func TestWhatIsStatedOfAWindowThatHasNotBegunWaits(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{account: 1, epoch: 1, version: 1})
+	s.expect(first, 1, 5)
+	of := func(ahead, requests, tokens int64) statement {
+		return statement{
+			account: 1, epoch: 2, closed: 1, version: 2,
+			requests: stated{end: first.requests.end + ahead, total: requests},
+			tokens:   stated{end: first.tokens.end + ahead, total: tokens},
+		}
+	}
+	s.expect(s.ask(of(1, 9, 90)), 2, 10)
+	s.expect(s.ask(of(0, 9, 90)), 11, 100) // 9 stated, 2 by answers
+	s.expect(s.ask(of(-1, 9, 90)), 12, 15) // nothing of this window: 9 requests are nobody's
+}
+
+// TestWhatIsNoLedgerIsReplaced as what is no count is.
+func TestWhatIsNoLedgerIsReplaced(t *testing.T) {
+	s := newStating(t)
+	_, ledger := s.c.key.redisNames(0)
+	for i, value := range []string{"", "what is this", string(make([]byte, 17*8)), "\xff" + string(make([]byte, 17*8-2)) + "\xff"} {
+		if err := s.client.Do(t.Context(), s.client.B().Set().Key(ledger).Value(value).Build()).Error(); err != nil {
+			t.Fatal(err)
+		}
+		s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), int64(i+1), 5*int64(i+1))
+	}
+	for _, c := range []rueidis.Completed{s.client.B().Del().Key(ledger).Build(), s.client.B().Rpush().Key(ledger).Element("1").Build()} {
+		if err := s.client.Do(t.Context(), c).Error(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 5, 25)
 }

@@ -481,7 +481,7 @@ func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
 	n := windowEnding(t.End.UnixNano(), b.tokens.window)
 	m.own.clients.correct(&k, n, delta)
 	if t.Local && m.absorb(&k, n, delta) {
-		return // the server does not know of it yet, and will be told what was used
+		return // the server will be told what was used
 	}
 	m.seen.correct(&k, n, delta)
 	if m.link.Load() == nil {
@@ -496,12 +496,12 @@ func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
 }
 
 // absorb corrects what was admitted alone in the window n, if the server was not
-// told of it.
+// told of it or can't be now.
 func (m *Redis) absorb(k *key, n, delta int64) bool {
 	e, s := m.seen.held(k)
 	if e == nil {
 		return false
 	}
 	defer s.mu.RUnlock()
-	return e.account.absorb(n, delta)
+	return e.account.absorb(n, delta, m.link.Load() == nil)
 }
