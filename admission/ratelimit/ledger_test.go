@@ -465,6 +465,40 @@ func TestWhatIsStatedOfAWindowThatHasNotBegunWaits(t *testing.T) {
 	s.expect(s.ask(of(-1, 9, 90)), 12, 15) // nothing of this window: 9 requests are nobody's
 }
 
+// TestALostLedgerIsKnownByWhatWasAnswered: what the open epoch admitted is in the
+// count, and not added when its epoch is closed.
+func TestALostLedgerIsKnownByWhatWasAnswered(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{account: 1, epoch: 1, version: 1})
+	s.expect(first, 1, 5)
+	_, ledger := s.c.key.redisNames(0)
+	if err := s.client.Do(t.Context(), s.client.B().Del().Key(ledger).Build()).Error(); err != nil {
+		t.Fatal(err)
+	}
+	of := func(epoch, closed, total, had int64) statement {
+		return statement{
+			account: 1, epoch: epoch, closed: closed, version: epoch, acknowledged: 1,
+			requests: stated{end: first.requests.end, total: total, had: had},
+			tokens:   stated{end: first.tokens.end, total: 5 * total, had: 5 * had},
+		}
+	}
+	s.expect(s.ask(of(1, 0, 0, 1)), 2, 10)
+	s.expect(s.ask(of(2, 1, 2, 0)), 3, 15)
+}
+
+// TestTwoEpochsMayBeOpen, and their questions come in any order.
+func TestTwoEpochsMayBeOpen(t *testing.T) {
+	s := newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 2, version: 1}), 1, 5)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 2, 10)
+	s.expect(s.ask(statement{account: 1, epoch: 2, version: 1}), 3, 15)
+	// The first is closed, its question was late and nobody has asked since but in
+	// the second: its tokens come back.
+	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 4, 15)
+	// So is the second: only one of four was heard.
+	s.expect(s.ask(statement{account: 1, epoch: 3, closed: 2, version: 3}), 1, 5)
+}
+
 // TestWhatIsNoLedgerIsReplaced as what is no count is.
 func TestWhatIsNoLedgerIsReplaced(t *testing.T) {
 	s := newStating(t)

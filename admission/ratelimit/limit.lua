@@ -179,8 +179,8 @@ if refused == 0 or lost == 1 or requests ~= before_r or tokens ~= before_t then
   write(KEYS[1], string.format('%.0f %.0f %.0f %.0f', at_r, requests, at_t, tokens))
 end
 if epoch > 0 then
-  local now_packed = struct.pack(layout, owner, taken, shut, ledger_r, ledger_t, stated_r, stated_t,
+  local packed_now = struct.pack(layout, owner, taken, shut, ledger_r, ledger_t, stated_r, stated_t,
     spare, from, to, run, new, new_r, new_t, old, old_r, old_t)
-  if now_packed ~= packed then write(KEYS[2], now_packed) end
+  if packed_now ~= packed then write(KEYS[2], packed_now) end
 end
 return {refused, at_r, requests, at_t, tokens, now, lost}
