@@ -185,6 +185,15 @@ func (a *account) untold(w windows) (requests, tokens int64) {
 	return a.requests.untold(w.requests), a.tokens.untold(w.tokens)
 }
 
+// over says that nothing the account holds counts any more, and nothing is asked.
+func (a *account) over(k *key, w windows) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.now.open == 0 && a.before.open == 0 &&
+		(k.requests == 0 || a.requests.window < w.requests) &&
+		(k.tokens == 0 || a.tokens.window < w.tokens)
+}
+
 // advance begins the tallies anew in windows that are later.
 func (a *account) advance(w windows) {
 	if w.requests > a.requests.window {

@@ -322,7 +322,7 @@ func TestTheServersCountIsWhatWasAdmitted(t *testing.T) {
 		run++
 		limit := rapid.SampledFrom([]int64{6, 10_000}).Draw(t, "limit")
 		w := newWorld(t, client, fmt.Sprint("world ", run), limit)
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			w.step()
 		}
 		w.end()
@@ -352,7 +352,7 @@ func TestALostLedgerNeverMakesRoom(t *testing.T) {
 		run++
 		w := newWorld(t, client, fmt.Sprint("world ", run), 10_000)
 		w.forgets = true
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			w.step()
 		}
 		w.end()
@@ -486,6 +486,61 @@ func TestALostLedgerIsKnownByWhatWasAnswered(t *testing.T) {
 	s.expect(s.ask(of(2, 1, 2, 0)), 3, 15)
 }
 
+// TestAClientWithoutAnAccountIsCountedWithoutALedger: it found no room.
+func TestAClientWithoutAnAccountIsCountedWithoutALedger(t *testing.T) {
+	s := newStating(t)
+	s.expect(s.ask(statement{}), 1, 5)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 2, 10)
+	s.expect(s.ask(statement{}), 3, 15)
+	_, ledger := s.c.key.redisNames(0)
+	if n, err := s.client.Do(t.Context(), s.client.B().Del().Key(ledger).Build()).AsInt64(); n != 1 || err != nil {
+		t.Errorf("%d ledgers, %v; want that of the account", n, err)
+	}
+	s.expect(s.ask(statement{}), 4, 20)
+	if n, err := s.client.Do(t.Context(), s.client.B().Exists().Key(ledger).Build()).AsInt64(); n != 0 || err != nil {
+		t.Errorf("%d ledgers, %v; want none", n, err)
+	}
+}
+
+// TestAnAccountInUseIsKept when the table is full, and one that is not makes room.
+func TestAnAccountInUseIsKept(t *testing.T) {
+	m := lonely(fleet.OnErrorLocal, 1, 0)
+	m.seen = newTable(shards)
+	m.seen.unshared = true
+	r := admission.Rates{Requests: per(10, time.Hour), Tokens: per(10, time.Hour)}
+	ask := func(i int, at time.Time) *question {
+		c := claimOf(client(strconv.Itoa(i)), r, 1)
+		c.now = at.UnixNano()
+		return m.question(c)
+	}
+	kept := func(first int, at time.Time) (all []*question) {
+		for i := range 1000 {
+			if q := ask(first+i, at); q.account != nil {
+				all = append(all, q)
+			}
+		}
+		return all
+	}
+	asking := kept(0, start)
+	if len(asking) != shards {
+		t.Errorf("%d clients have an account, want %d", len(asking), shards)
+	}
+	later := start.Add(2 * time.Hour)
+	if n := len(kept(1000, later)); n != 0 {
+		t.Errorf("%d accounts whose questions have not ended were dropped", n)
+	}
+	for _, q := range asking {
+		q.end(nil)
+		q.account.admit(windows{number(later.UnixNano(), time.Hour), number(later.UnixNano(), time.Hour)}, 1, 1)
+	}
+	if n := len(kept(2000, later.Add(time.Minute))); n != 0 {
+		t.Errorf("%d accounts of what is to be told were dropped", n)
+	}
+	if n := len(kept(3000, later.Add(time.Hour))); n != shards {
+		t.Errorf("%d accounts that are over made room, want %d", n, shards)
+	}
+}
+
 // TestTwoEpochsMayBeOpen, and their questions come in any order.
 func TestTwoEpochsMayBeOpen(t *testing.T) {
 	s := newStating(t)
@@ -495,15 +550,21 @@ func TestTwoEpochsMayBeOpen(t *testing.T) {
 	// The first is closed, its question was late and nobody has asked since but in
 	// the second: its tokens come back.
 	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 4, 15)
-	// So is the second: only one of four was heard.
+	// So is the second: none of four was heard.
 	s.expect(s.ask(statement{account: 1, epoch: 3, closed: 2, version: 3}), 1, 5)
+
+	// What was told in an open epoch bounds what comes back, whichever came last.
+	s = newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 2, version: 1}), 1, 5)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 2, 10)
+	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 3, 10)
 }
 
 // TestWhatIsNoLedgerIsReplaced as what is no count is.
 func TestWhatIsNoLedgerIsReplaced(t *testing.T) {
 	s := newStating(t)
 	_, ledger := s.c.key.redisNames(0)
-	for i, value := range []string{"", "what is this", string(make([]byte, 17*8)), "\xff" + string(make([]byte, 17*8-2)) + "\xff"} {
+	for i, value := range []string{"", "what is this", string(make([]byte, 16*8)), "\xff" + string(make([]byte, 16*8-2)) + "\xff"} {
 		if err := s.client.Do(t.Context(), s.client.B().Set().Key(ledger).Value(value).Build()).Error(); err != nil {
 			t.Fatal(err)
 		}

@@ -74,13 +74,12 @@ local
   stated_r, stated_t,
   -- requests in the count that are nobody's: late questions made them;
   spare,
-  -- the caller's last run of reservations: the count before and after, and its last
-  -- epoch;
-  from, to, run,
+  -- the count before and after the caller's last run of reservations;
+  from, to,
   -- the newest epoch that is not closed, and what the count holds of it; the one
   -- before, if that is not closed either.
   new, new_r, new_t, old, old_r, old_t
-  = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+  = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 
 -- stated returns what a statement about the window that ends at till says of the one
 -- that runs, which ends at at: of an earlier one, nothing; of a later one, what is
@@ -112,9 +111,9 @@ local function take()
   -- less remains. It stands for the next one that is stated.
   spare = spare + counted_r - stated_r
   if spare < 0 then requests, spare = requests - spare, 0 end
-  -- But where none but the caller reserved since, and only in epochs that are
-  -- closed, all who were told anything are known: it has seen the last of them.
-  if spare > 0 and to == requests and run <= closed and seen_r <= at_r then
+  -- But where none but the caller reserved since, and nothing in epochs that are
+  -- open, all who were told anything are known: it has seen the last of them.
+  if spare > 0 and to == requests and old_r + new_r == 0 and seen_r <= at_r then
     local least = math.max(from, seen_r == at_r and used_r or 0)
     local back = math.max(math.min(spare, requests - least), 0)
     requests, spare, to = requests - back, spare - back, to - back
@@ -122,19 +121,19 @@ local function take()
   taken, shut = version, closed
 end
 
-local layout, size = '<ddddddddddddddddd', 17 * 8
+local layout, size = '<dddddddddddddddd', 16 * 8
 local packed = nil
 if epoch > 0 then
   packed = redis.pcall('GET', KEYS[2])
   if type(packed) == 'string' and #packed == size then
-    owner, taken, shut, ledger_r, ledger_t, stated_r, stated_t, spare, from, to, run,
+    owner, taken, shut, ledger_r, ledger_t, stated_r, stated_t, spare, from, to,
       new, new_r, new_t, old, old_r, old_t = struct.unpack(layout, packed)
   end
   if owner ~= account then -- of an earlier process, or nobody's
     owner, taken, shut, ledger_r, ledger_t, new, old = account, 0, 0, 0, 0, 0, 0
   end
   if ledger_r ~= at_r then
-    ledger_r, stated_r, new_r, old_r, spare, from, to, run = at_r, 0, 0, 0, 0, 0, 0, 0
+    ledger_r, stated_r, new_r, old_r, spare, from, to = at_r, 0, 0, 0, 0, 0, 0
   end
   if ledger_t ~= at_t then ledger_t, stated_t, new_t, old_t = at_t, 0, 0, 0 end
   -- The caller no longer waits for an answer, and has said how the question ended.
@@ -166,9 +165,9 @@ if window_r > 0 and requests >= limit_r then
 elseif window_t > 0 and tokens + cost > limit_t then
   refused = 2
 else
-  if to ~= requests then from, run = requests, 0 end
+  if to ~= requests then from = requests end
   requests, tokens = requests + one, tokens + cost
-  to, run = requests, math.max(run, epoch)
+  to = requests
   if epoch == new then
     new_r, new_t = new_r + one, new_t + cost
   else
@@ -180,7 +179,7 @@ if refused == 0 or lost == 1 or requests ~= before_r or tokens ~= before_t then
 end
 if epoch > 0 then
   local packed_now = struct.pack(layout, owner, taken, shut, ledger_r, ledger_t, stated_r, stated_t,
-    spare, from, to, run, new, new_r, new_t, old, old_r, old_t)
+    spare, from, to, new, new_r, new_t, old, old_r, old_t)
   if packed_now ~= packed then write(KEYS[2], packed_now) end
 end
 return {refused, at_r, requests, at_t, tokens, now, lost}

@@ -72,9 +72,10 @@ type Options struct {
 // stays so. Where requests were spread evenly the replicas together then admit no
 // more than the limit; where one replica admitted all, the others' parts come on
 // top in that one window. What a replica admitted alone it tells the server with
-// its next question of the same window, as one number; nothing else is made up
-// for, and settlements are never sent late. A question that was late may have
-// been counted by the server all the same: then less is admitted, not more.
+// its next question of the same window. A question that was late may be counted by
+// the server all the same: the next one has that taken back, but for a request
+// that others have been told of meanwhile, which then stands for one that this
+// replica admits alone. Settlements of what the server admitted are never sent late.
 //
 // A server that lost counts, by a restart or a failover to a replica that lagged,
 // is told by each question what was seen used before, so that what remains goes
@@ -85,7 +86,8 @@ type Options struct {
 // It works from Redis 6.2 and on any Valkey, also as a cluster. A user of its own
 // needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
 // script|load, and select for a database other than 0. There is one key for each
-// client and limit, of some 200 bytes, which expires with its windows.
+// client and limit, of some 200 bytes, and one for each replica that asks about
+// them, of some 300; they expire with their windows.
 //
 // Methods may be called at once from many goroutines.
 type Redis struct {
@@ -409,10 +411,7 @@ func (m *Redis) owe(c *claim) {
 		return
 	}
 	defer s.mu.RUnlock()
-	w := c.key.at(c.now)
-	e.requests.raise(w.requests, 0) // the entry is in use in these windows
-	e.tokens.raise(w.tokens, 0)
-	e.account.admit(w, 1, c.cost)
+	e.account.admit(c.key.at(c.now), 1, c.cost)
 }
 
 // untold is what of the claim's windows was admitted alone and the server, as far as

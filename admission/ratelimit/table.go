@@ -49,7 +49,8 @@ func (e *entry) outgrown(w windows) bool {
 // over says that nothing the entry holds counts any more.
 func (e *entry) over(k *key, w windows) bool {
 	return (k.requests == 0 || e.requests.window() < w.requests) &&
-		(k.tokens == 0 || e.tokens.window() < w.tokens)
+		(k.tokens == 0 || e.tokens.window() < w.tokens) &&
+		(e.account == nil || e.account.over(k, w))
 }
 
 // table holds the entries of a bounded number of clients.
