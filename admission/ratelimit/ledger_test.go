@@ -558,6 +558,18 @@ func TestTwoEpochsMayBeOpen(t *testing.T) {
 	s.expect(s.ask(statement{account: 1, epoch: 2, version: 1}), 1, 5)
 	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 2, 10)
 	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 3, 10)
+
+	// So does what was told in the older one while the newer had nothing.
+	s = newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 1, 5)
+	s.expect(s.ask(statement{account: 1, epoch: 2, version: 1}), 2, 10)
+	s.c.cost = 2000
+	third := statement{account: 1, epoch: 3, closed: 1, version: 2}
+	if ans := s.ask(third); ans.reason != admission.ReasonTokens {
+		t.Errorf("%+v, want it refused", ans)
+	}
+	s.c.cost = 5
+	s.expect(s.ask(third), 3, 10)
 }
 
 // TestWhatIsNoLedgerIsReplaced as what is no count is.
