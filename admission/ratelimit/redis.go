@@ -86,8 +86,8 @@ type Options struct {
 // It works from Redis 6.2 and on any Valkey, also as a cluster. A user of its own
 // needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
 // script|load, and select for a database other than 0. There is one key for each
-// client and limit, of some 200 bytes, and one for each replica that asks about
-// them, of some 300; they expire with their windows.
+// client and limit, of some 150 bytes, and one for each replica that asks about
+// them, of some 250; they expire with their windows.
 //
 // Methods may be called at once from many goroutines.
 type Redis struct {
