@@ -1,8 +1,10 @@
 package ratelimit
 
 import (
+	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -196,4 +198,63 @@ func TestAFlappingServerCountsWhatWasAdmitted(t *testing.T) {
 	if int64(admitted) < limit-spare {
 		t.Errorf("%d admitted of %d", admitted, limit)
 	}
+}
+
+// TestManyAskersAndShortFreezesAreCountedOnce has answers, late questions and what is
+// decided alone meet at every moment.
+func TestManyAskersAndShortFreezesAreCountedOnce(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	all := replicas(t, fleet.Redis{Address: s.Address(), Deadline: 20 * time.Millisecond}, 2)
+	up(t, all...)
+	k, r := client("a"), admission.Rates{Requests: per(1e9, calm()), Tokens: per(1e12, calm())}
+	const cost = 10
+	var told ledger
+	var admitted atomic.Int64
+	ask := func(m *replica) admission.Reservation {
+		a := m.Reserve(k, r, cost, time.Now())
+		if a.Admitted {
+			admitted.Add(1)
+		}
+		if !a.Local {
+			told.add(a)
+		}
+		return a
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var askers sync.WaitGroup
+	for _, m := range all {
+		for range 4 {
+			askers.Go(func() {
+				for ctx.Err() == nil {
+					ask(m)
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+	}
+	for range 10 {
+		late := all[0].Counters().Timeouts
+		s.Pause()
+		eventually(t, "a question is late", func() bool {
+			c := all[0].Counters()
+			return c.Timeouts > late || !c.Up // by one that was late before
+		})
+		s.Resume()
+		up(t, all...)
+	}
+	cancel()
+	askers.Wait()
+	for _, m := range all {
+		eventually(t, "the last word is heard", func() bool { return !ask(m).Local })
+	}
+	requests, tokens := counted(t, s, k, r)
+	spare := int64(0)
+	for shard := range all {
+		_, ledger := claimOf(k, r, 0).key.redisNames(int64(shard))
+		spare += spareOf(s.MustDo(t, "GET", ledger))
+	}
+	if n := admitted.Load(); requests-spare != n || tokens != cost*n {
+		t.Errorf("%d requests less %d of nobody's and %d tokens counted, of %d admitted", requests, spare, tokens, n)
+	}
+	told.admitted(t)
 }
