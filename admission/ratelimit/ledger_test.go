@@ -410,11 +410,12 @@ type stating struct {
 	t      *testing.T
 	client rueidis.Client
 	c      *claim
+	seen   counts
 }
 
 func (s stating) ask(states statement) answer {
 	s.t.Helper()
-	q := &question{b: s.c.b, cost: s.c.cost, states: states}
+	q := &question{b: s.c.b, cost: s.c.cost, seen: s.seen, states: states}
 	q.count, q.ledger = s.c.key.redisNames(0)
 	ans, err := q.ask(s.t.Context(), s.client)
 	if err != nil {
@@ -428,7 +429,10 @@ func newStating(t *testing.T) stating {
 	s := redisbin.Start(t, redisbin.Config{})
 	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
 	up(t, m)
-	return stating{t, m.link.Load().client, claimOf(client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1000, calm())}, 5)}
+	return stating{
+		t: t, client: m.link.Load().client,
+		c: claimOf(client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1000, calm())}, 5),
+	}
 }
 
 func (s stating) expect(got answer, requests, tokens int64) {
@@ -539,6 +543,31 @@ func TestAnAccountInUseIsKept(t *testing.T) {
 	if n := len(kept(3000, later.Add(time.Hour))); n != shards {
 		t.Errorf("%d accounts that are over made room, want %d", n, shards)
 	}
+}
+
+// TestWhatCameBackMayBeAnothers: who is admitted then is told a value that was late
+// before, and that is not taken back once more.
+func TestWhatCameBackMayBeAnothers(t *testing.T) {
+	s := newStating(t)
+	first := statement{account: 1, epoch: 1, version: 1}
+	s.expect(s.ask(first), 1, 5) // late
+	told := s.ask(first)
+	s.expect(told, 2, 10)
+	s.expect(s.ask(first), 3, 15) // late
+	second := statement{
+		account: 1, epoch: 2, closed: 1, version: 2,
+		requests: stated{end: told.requests.end, total: 1}, tokens: stated{end: told.tokens.end, total: 5},
+	}
+	mine := s
+	mine.seen.requests = told.requests
+	large := *s.c
+	large.cost, mine.c = 2000, &large
+	if ans := mine.ask(second); ans.reason != admission.ReasonTokens || ans.requests.used != 2 || ans.tokens.used != 5 {
+		t.Errorf("%+v, want it refused with 2 requests and 5 tokens used", ans)
+	}
+	s.expect(s.ask(statement{}), 3, 10) // another's
+	mine.c = s.c
+	s.expect(mine.ask(second), 4, 15)
 }
 
 // TestTwoEpochsMayBeOpen, and their questions come in any order.
