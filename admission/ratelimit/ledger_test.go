@@ -562,6 +562,11 @@ func TestWhatCameBackMayBeAnothers(t *testing.T) {
 	mine.seen.requests = told.requests
 	large := *s.c
 	large.cost, mine.c = 2000, &large
+	ahead := mine
+	ahead.seen.requests.end++ // it has forgotten what it saw of this window
+	if ans := ahead.ask(second); ans.requests.used != 3 || ans.tokens.used != 5 {
+		t.Errorf("%+v, want 3 requests and 5 tokens used", ans)
+	}
 	if ans := mine.ask(second); ans.reason != admission.ReasonTokens || ans.requests.used != 2 || ans.tokens.used != 5 {
 		t.Errorf("%+v, want it refused with 2 requests and 5 tokens used", ans)
 	}
