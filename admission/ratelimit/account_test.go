@@ -21,7 +21,11 @@ func TestACorrectionIsStatedOnlyIfTheServerDoesNotKnow(t *testing.T) {
 		t.Error("not stated of what is on its way")
 	}
 	a.answered(&s, w, 0, 0)
-	if s = a.begin(&accounted); s.tokens.total != 40 || s.tokens.untold != -10 {
+	version := s.version
+	if s = a.begin(&accounted); s.version <= version {
+		t.Errorf("version %d after %d, of another sum", s.version, version)
+	}
+	if s.tokens.total != 40 || s.tokens.untold != -10 {
 		t.Errorf("%+v; want 40 tokens, and 10 more to be taken back", s)
 	}
 	a.answered(&s, w, 0, 0)
@@ -59,8 +63,12 @@ func TestALaterWindowBeginsWithNothing(t *testing.T) {
 	if requests, tokens := a.untold(next); requests != 0 || tokens != 0 {
 		t.Errorf("%d requests and %d tokens of a window that is over are untold", requests, tokens)
 	}
+	version := a.version
 	a.late(&open[3])
 	s := a.begin(&accounted)
+	if s.version <= version {
+		t.Errorf("version %d after %d, though an epoch was closed", s.version, version)
+	}
 	if s.requests.total != 1 || s.tokens.total != 5 || s.requests.window != 8 || s.closed != open[0].epoch {
 		t.Errorf("%+v, want one request of 5 tokens in the window 8", s)
 	}
