@@ -73,6 +73,7 @@ func TestALaterWindowBeginsWithNothing(t *testing.T) {
 		t.Errorf("%+v, want one request of 5 tokens in the window 8", s)
 	}
 	// What was told of the one window acknowledges nothing of the other.
+	a.admit(next, 1, 10)
 	before := a.begin(&accounted)
 	last := windows{9, 9}
 	a.admit(last, 1, 10)
