@@ -72,21 +72,6 @@ func (c *counter) add(n, delta int64) {
 	}
 }
 
-// absorb is add for a correction that is no larger than what is used of the window
-// n; else it changes nothing and returns false.
-func (c *counter) absorb(n, delta int64) bool {
-	for {
-		word := c.word.Load()
-		used := int64(word & maxUsed)
-		if c.first+int64(word>>usedBits) != n || used == 0 || used+delta < 0 {
-			return false
-		}
-		if c.word.CompareAndSwap(word, c.pack(n, used+delta)) {
-			return true
-		}
-	}
-}
-
 // note adds to what is used of the window n, whatever the limit; of a window
 // that is over it notes nothing.
 func (c *counter) note(n, cost int64) {
@@ -125,16 +110,6 @@ func (c *counter) set(n, used int64) {
 func (c *counter) last() (window, used int64) {
 	window, used, _ = c.read(c.first)
 	return window, used
-}
-
-// drain returns what is used of the counter's window and makes it 0.
-func (c *counter) drain() (window, used int64) {
-	for {
-		window, used, word := c.read(c.first)
-		if used == 0 || c.word.CompareAndSwap(word, c.pack(window, 0)) {
-			return window, used
-		}
-	}
 }
 
 // renew takes over what an outgrown counter has used, if that still counts in the

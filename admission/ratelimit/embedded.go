@@ -152,16 +152,5 @@ func (t *table) correct(k *key, n, delta int64) {
 	}
 }
 
-// absorb is correct for a correction that the tokens used of the window n can take
-// in whole; else it changes nothing and returns false.
-func (t *table) absorb(k *key, n, delta int64) bool {
-	e, s := t.held(k)
-	if e == nil {
-		return false
-	}
-	defer s.mu.RUnlock()
-	return e.tokens.absorb(n, delta)
-}
-
 // windowEnding is the number of the window that ends at a time.
 func windowEnding(at int64, window time.Duration) int64 { return number(at, window) - 1 }

@@ -16,6 +16,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/redisbin"
 )
 
+// pair is of requests and tokens.
+type pair struct{ requests, tokens int64 }
+
+// total is all that a question states was admitted.
+func (q *question) total() pair { return pair{q.states.requests.total, q.states.tokens.total} }
+
 // lonely is a limiter whose server was never reached.
 func lonely(onError fleet.OnError, replicas, shard int) *Redis {
 	return NewRedis(Options{Redis: fleet.Redis{OnError: onError, Replicas: replicas}, Shard: shard})
@@ -97,7 +103,7 @@ func TestWhatTheServerSaidWasUsedUpStaysSo(t *testing.T) {
 			}
 		}
 		// The server is told of those admitted, and of no others.
-		told, tokens := m.untold.used(claimOf(k, r, 0))
+		told, tokens := m.untold(claimOf(k, r, 0))
 		if told != int64(row.admits) || tokens != int64(row.admits)*int64(row.cost) {
 			t.Errorf("%s: %d requests and %d tokens are to be told, want %d", row.name, told, tokens, row.admits)
 		}
@@ -130,15 +136,16 @@ func TestWhatPassedOpenIsToldToTheServer(t *testing.T) {
 		}
 	}
 	q := m.question(claimOf(k, r, 1))
-	if q.untold.requests.used != 5 || q.untold.tokens.used != 150 {
-		t.Errorf("%+v are to be told, want 5 requests and 150 tokens", q.untold)
+	if total := q.total(); total != (pair{5, 150}) {
+		t.Errorf("%+v are told, want 5 requests and 150 tokens", total)
 	}
-	if again := m.question(claimOf(k, r, 1)); again.untold.requests.used != 0 || again.untold.tokens.used != 0 {
-		t.Errorf("%+v are told twice", again.untold)
+	// Another says the same, which the server counts once.
+	if again := m.question(claimOf(k, r, 1)); again.states != q.states {
+		t.Errorf("%+v is told, and then %+v", q.states, again.states)
 	}
-	m.untell(claimOf(k, r, 1), &q.untold) // the first question got no answer
-	if again := m.question(claimOf(k, r, 1)); again.untold != q.untold {
-		t.Errorf("%+v are to be told after a question without an answer, want %+v", again.untold, q.untold)
+	q.end(nil)
+	if again := m.question(claimOf(k, r, 1)); again.total() != q.total() || again.states.epoch == q.states.epoch {
+		t.Errorf("%+v are told after a question without an answer, want %+v in another epoch", again.states, q.states)
 	}
 }
 
@@ -146,8 +153,8 @@ func TestNothingIsToldOfWhatWasRefusedClosed(t *testing.T) {
 	m := lonely(fleet.OnErrorClosed, 2, 0)
 	k, r := client("a"), admission.Rates{Requests: per(2, calm()), Tokens: per(100, calm())}
 	m.Reserve(k, r, 30, time.Now())
-	if q := m.question(claimOf(k, r, 1)); q.untold.requests.used != 0 || q.untold.tokens.used != 0 {
-		t.Errorf("%+v are to be told", q.untold)
+	if q := m.question(claimOf(k, r, 1)); q.total() != (pair{}) {
+		t.Errorf("%+v are to be told", q.states)
 	}
 }
 
@@ -160,8 +167,8 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 		if b := m.Reserve(k, r, 90, time.Now()); !b.Admitted || b.Tokens.Remaining != 0 {
 			t.Errorf("%+v, want the 50 tokens back", b)
 		}
-		if q := m.question(claimOf(k, r, 1)); q.untold.tokens.used != 100 {
-			t.Errorf("%d tokens are to be told, want 100", q.untold.tokens.used)
+		if q := m.question(claimOf(k, r, 1)); q.states.tokens.untold != 100 {
+			t.Errorf("%d tokens are to be told, want 100", q.states.tokens.untold)
 		}
 		if c := m.Counters(); c.Dropped != 0 {
 			t.Errorf("%+v: a settlement of what the server does not know was dropped", c)
@@ -172,9 +179,11 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 		a := m.Reserve(k, r, 60, time.Now())
 		m.link.Store(&link{})
 		m.Settle(a.Ticket, 10)
-		if q := m.question(claimOf(k, r, 1)); q.untold.tokens.used != 10 || len(m.settles) != 0 {
-			t.Errorf("%d tokens are to be told and %d settlements sent, want 10 and none", q.untold.tokens.used, len(m.settles))
+		if q := m.question(claimOf(k, r, 1)); q.states.tokens.untold != 10 || len(m.settles) != 0 {
+			t.Errorf("%d tokens are to be told and %d settlements sent, want 10 and none", q.states.tokens.untold, len(m.settles))
 		}
+		q := m.question(claimOf(k, r, 1))
+		q.end(&answer{reason: admission.ReasonTokens})
 		m.Settle(a.Ticket, 10) // it was told
 		if len(m.settles) != 1 {
 			t.Errorf("%d settlements sent, want one", len(m.settles))
@@ -184,8 +193,8 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 		m := lonely(fleet.OnErrorOpen, 1, 0)
 		a := m.Reserve(k, r, 60, time.Now())
 		m.Settle(a.Ticket, 10)
-		if q := m.question(claimOf(k, r, 1)); q.untold.tokens.used != 10 {
-			t.Errorf("%d tokens are to be told, want 10", q.untold.tokens.used)
+		if q := m.question(claimOf(k, r, 1)); q.states.tokens.untold != 10 {
+			t.Errorf("%d tokens are to be told, want 10", q.states.tokens.untold)
 		}
 	})
 	t.Run("admitted by the server", func(t *testing.T) {
@@ -200,7 +209,7 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 		if c := m.Counters(); c.Dropped != 1 {
 			t.Errorf("%+v, want the server's settlement dropped and counted", c)
 		}
-		if q := m.question(claimOf(k, r, 1)); q.seen.tokens.used != 10 || q.untold.tokens.used != 90 {
+		if q := m.question(claimOf(k, r, 1)); q.seen.tokens.used != 10 || q.states.tokens.untold != 90 {
 			t.Errorf("%+v, want 10 tokens seen and 90 to be told", q)
 		}
 	})
@@ -280,10 +289,19 @@ func TestWhatIsToldWithARefusedRequestIsKept(t *testing.T) {
 	for range 6 {
 		m.Reserve(k, r, 5, time.Now())
 	}
+	var version int64
 	ask := func(told counts) answer {
 		t.Helper()
 		c := claimOf(k, r, 1)
-		ans, err := (&question{name: c.key.redisName(), b: c.b, cost: 1, untold: told}).ask(t.Context(), m.link.Load().client)
+		q := &question{b: c.b, cost: 1}
+		q.count, q.ledger = c.key.redisNames(1)
+		version++
+		q.states = statement{
+			account: 1, epoch: 1, version: version,
+			requests: stated{end: told.requests.end, total: told.requests.used},
+			tokens:   stated{end: told.tokens.end, total: told.tokens.used},
+		}
+		ans, err := q.ask(t.Context(), m.link.Load().client)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +316,7 @@ func TestWhatIsToldWithARefusedRequestIsKept(t *testing.T) {
 		t.Errorf("%+v after being told of windows that are over, want 8 requests and 32 tokens used", ans)
 	}
 	told := counts{requests: count{end: first.requests.end, used: 4}, tokens: count{end: first.tokens.end, used: 9}}
-	for _, c := range []counts{told, {}} {
+	for _, c := range []counts{told, told} {
 		if ans := ask(c); ans.reason != admission.ReasonRequests || ans.requests.used != 12 || ans.tokens.used != 41 {
 			t.Errorf("%+v, want it refused, with 12 requests and 41 tokens used", ans)
 		}
@@ -307,14 +325,14 @@ func TestWhatIsToldWithARefusedRequestIsKept(t *testing.T) {
 	k, r = client("b"), admission.Rates{Tokens: per(100, calm())}
 	first = ask(counts{})
 	told = counts{tokens: count{end: first.tokens.end, used: 99}}
-	for _, c := range []counts{told, {}} {
+	for _, c := range []counts{told, told} {
 		if ans := ask(c); ans.reason != admission.ReasonTokens || ans.tokens.used != 100 {
 			t.Errorf("%+v, want it refused, with 100 tokens used", ans)
 		}
 	}
 }
 
-// TestCountsExpireWithTheirWindows: a client's key lives as long as its longer
+// TestCountsExpireWithTheirWindows: a client's keys live as long as its longer
 // window, no longer.
 func TestCountsExpireWithTheirWindows(t *testing.T) {
 	s := redisbin.Start(t, redisbin.Config{})
@@ -336,14 +354,16 @@ func TestCountsExpireWithTheirWindows(t *testing.T) {
 				}
 				eventually(t, "it is settled", func() bool { return m.Counters().Settled > before })
 			}
-			value := s.MustDo(t, "PTTL", name(k, r))
-			left, err := strconv.ParseInt(value, 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			// calm leaves three minutes of the window, of which the test takes a part.
-			if d := time.Duration(left) * time.Millisecond; d < time.Minute || d > long {
-				t.Errorf("%+v, settled %v: the count lives for %v of its window of %v", r, settle, d, long)
+			count, ledger := claimOf(k, r, 0).key.redisNames(0)
+			for _, key := range []string{count, ledger} {
+				left, err := strconv.ParseInt(s.MustDo(t, "PTTL", key), 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				// calm leaves three minutes of the window, of which the test takes a part.
+				if d := time.Duration(left) * time.Millisecond; d < time.Minute || d > long {
+					t.Errorf("%+v, settled %v: %s lives for %v of its window of %v", r, settle, key, d, long)
+				}
 			}
 		}
 	}

@@ -72,9 +72,10 @@ type Options struct {
 // stays so. Where requests were spread evenly the replicas together then admit no
 // more than the limit; where one replica admitted all, the others' parts come on
 // top in that one window. What a replica admitted alone it tells the server with
-// its next question of the same window, as one number; nothing else is made up
-// for, and settlements are never sent late. A question that was late may have
-// been counted by the server all the same: then less is admitted, not more.
+// its next question of the same window. A question that was late may be counted by
+// the server all the same: the next one has that taken back, but for a request
+// that others have been told of meanwhile, which then stands for one that this
+// replica admits alone. Settlements of what the server admitted are never sent late.
 //
 // A server that lost counts, by a restart or a failover to a replica that lagged,
 // is told by each question what was seen used before, so that what remains goes
@@ -85,7 +86,8 @@ type Options struct {
 // It works from Redis 6.2 and on any Valkey, also as a cluster. A user of its own
 // needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
 // script|load, and select for a database other than 0. There is one key for each
-// client and limit, of some 200 bytes, which expires with its windows.
+// client and limit, of some 150 bytes, and one for each replica that asks about
+// them, of some 250; they expire with their windows.
 //
 // Methods may be called at once from many goroutines.
 type Redis struct {
@@ -98,9 +100,8 @@ type Redis struct {
 	asking  chan struct{}
 	settles chan settlement
 
-	own    *Embedded // what this replica admitted, whoever counted
-	seen   *table    // the most that the server said was used
-	untold *table    // what was admitted alone and the server does not know
+	own  *Embedded // what this replica admitted, whoever counted
+	seen *table    // the most that the server said was used, and accounts with it
 
 	// ahead is how far the server's clock was when it last answered, in ns. By it
 	// this replica's windows are the server's while that is away.
@@ -124,7 +125,6 @@ func NewRedis(o Options) *Redis {
 		settles: make(chan settlement, maxSettling),
 		own:     NewEmbedded(),
 		seen:    newTable(maxClients),
-		untold:  newTable(maxClients),
 	}
 	m.redis.Replicas = max(m.redis.Replicas, 1)
 	m.shard = int64(min(max(o.Shard, 0), m.redis.Replicas-1))
@@ -137,7 +137,7 @@ func NewRedis(o Options) *Redis {
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
-	m.seen.unshared, m.untold.unshared = true, true
+	m.seen.unshared = true
 	m.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Interval:     tripWindow,
 		BucketPeriod: tripWindow / 10,
@@ -253,57 +253,55 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 		if m.link.Load() == l { // else it is cut, and that is what the error tells of
 			m.lastError.Store(&err)
 		}
-		m.untell(c, &q.untold)
+		q.end(nil)
 		done(err)
 		return false
 	}
 	done(nil)
 	m.learn(c, &ans)
+	q.end(&ans)
 	c.fill(a, &ans)
 	return true
 }
 
+// question returns what is asked. Its account waits for its end.
 func (m *Redis) question(c *claim) *question {
-	q := &question{name: c.key.redisName(), b: c.b, cost: c.cost}
-	if e, s := m.seen.held(&c.key); e != nil {
-		q.seen = e.counts(&c.b, (*counter).last)
-		s.mu.RUnlock()
-	}
-	if e, s := m.untold.held(&c.key); e != nil {
-		q.untold = e.counts(&c.b, (*counter).drain)
+	q := &question{b: c.b, cost: c.cost}
+	q.count, q.ledger = c.key.redisNames(m.shard)
+	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
+		q.account = e.account
+		q.states = e.account.begin(&c.b)
+		q.seen = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
 		s.mu.RUnlock()
 	}
 	return q
 }
 
-// counts are what read reads of the entry's counters.
-func (e *entry) counts(b *budgets, read func(*counter) (window, used int64)) (c counts) {
-	for _, kind := range []struct {
-		from   *counter
-		to     *count
-		length time.Duration
-	}{{&e.requests, &c.requests, b.requests.window}, {&e.tokens, &c.tokens, b.tokens.window}} {
-		if kind.length > 0 {
-			n, used := read(kind.from)
-			*kind.to = count{end: end(n, kind.length) / int64(time.Millisecond), used: used}
-		}
+// end ends the question in its account, with its answer or, if nil, without one in
+// time. What the answer says must have been learned.
+func (q *question) end(ans *answer) {
+	switch {
+	case q.account == nil: // it found no room
+	case ans == nil:
+		q.account.late(&q.states)
+	case ans.reason == admission.ReasonAdmitted:
+		q.account.answered(&q.states, ans.windows(&q.b), 1, q.cost)
+	default:
+		q.account.answered(&q.states, ans.windows(&q.b), 0, 0)
 	}
-	return c
 }
 
-// untell takes back what a question that failed was to tell.
-func (m *Redis) untell(c *claim, told *counts) {
-	e, s := m.untold.held(&c.key)
-	if e == nil {
-		return
+// counts are what the entry's counters hold of their windows.
+func (e *entry) counts(b *budgets) (c counts) {
+	return counts{requests: e.requests.count(b.requests.window), tokens: e.tokens.count(b.tokens.window)}
+}
+
+func (c *counter) count(length time.Duration) count {
+	if length == 0 {
+		return count{}
 	}
-	defer s.mu.RUnlock()
-	if told.requests.used > 0 {
-		e.requests.note(told.requests.window(c.b.requests.window), told.requests.used)
-	}
-	if told.tokens.used > 0 {
-		e.tokens.note(told.tokens.window(c.b.tokens.window), told.tokens.used)
-	}
+	n, used := c.last()
+	return count{end: end(n, length) / int64(time.Millisecond), used: used}
 }
 
 // learn notes what the answer says was used, and what it admitted of this
@@ -313,21 +311,30 @@ func (m *Redis) learn(c *claim, ans *answer) {
 	if ans.lost {
 		m.counts.clamps.Add(1)
 	}
-	var w windows
-	if c.b.requests.limited() {
-		w.requests = ans.requests.window(c.b.requests.window)
-	}
-	if c.b.tokens.limited() {
-		w.tokens = ans.tokens.window(c.b.tokens.window)
-	}
+	w := ans.windows(&c.b)
 	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
-		e.requests.raise(w.requests, ans.requests.used)
+		// Requests that are only seen by who is refused for tokens may be nobody's,
+		// and taken back.
+		if ans.reason != admission.ReasonTokens {
+			e.requests.raise(w.requests, ans.requests.used)
+		}
 		e.tokens.set(w.tokens, ans.tokens.used)
 		s.mu.RUnlock()
 	}
 	if ans.reason == admission.ReasonAdmitted {
 		m.own.clients.note(c, w)
 	}
+}
+
+// windows are those in which the answer counts.
+func (ans *answer) windows(b *budgets) (w windows) {
+	if b.requests.limited() {
+		w.requests = ans.requests.window(b.requests.window)
+	}
+	if b.tokens.limited() {
+		w.tokens = ans.tokens.window(b.tokens.window)
+	}
+	return w
 }
 
 // note counts an admission that somebody else decided.
@@ -393,8 +400,29 @@ func (m *Redis) alone(c *claim, k *admission.LimitKey, a *admission.Reservation)
 		}
 	}
 	if a.Admitted {
-		m.untold.note(c, c.key.at(c.now))
+		m.owe(c)
 	}
+}
+
+// owe has the server told of what was admitted alone.
+func (m *Redis) owe(c *claim) {
+	e, s, _ := m.seen.hold(&c.key, c.now)
+	if e == nil {
+		return
+	}
+	defer s.mu.RUnlock()
+	e.account.admit(c.key.at(c.now), 1, c.cost)
+}
+
+// untold is what of the claim's windows was admitted alone and the server, as far as
+// is known, has not been told.
+func (m *Redis) untold(c *claim) (requests, tokens int64) {
+	e, s := m.seen.held(&c.key)
+	if e == nil {
+		return 0, 0
+	}
+	defer s.mu.RUnlock()
+	return e.account.untold(c.key.at(c.now))
 }
 
 // part is this replica's part of the budgets.
@@ -417,7 +445,7 @@ func (m *Redis) share(limit int64) int64 {
 // server last said and what was admitted alone since.
 func (m *Redis) usedUp(c *claim) admission.Reason {
 	requests, tokens := m.seen.used(c)
-	more, moreTokens := m.untold.used(c)
+	more, moreTokens := m.untold(c)
 	switch {
 	case c.b.requests.limited() && requests+more >= c.b.requests.limit:
 		return admission.ReasonRequests
@@ -451,8 +479,8 @@ func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
 	k := key{limit: t.Key.Limit, client: t.Key.Client, requests: b.requests.window, tokens: b.tokens.window}
 	n := windowEnding(t.End.UnixNano(), b.tokens.window)
 	m.own.clients.correct(&k, n, delta)
-	if t.Local && m.untold.absorb(&k, n, delta) {
-		return // the server does not know of it yet, and will be told what was used
+	if t.Local && m.absorb(&k, n, delta) {
+		return // the server will be told what was used
 	}
 	m.seen.correct(&k, n, delta)
 	if m.link.Load() == nil {
@@ -460,8 +488,19 @@ func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
 		return
 	}
 	select {
-	case m.settles <- settlement{name: k.redisName(), end: t.End.UnixMilli(), delta: delta}:
+	case m.settles <- settlement{count: string(k.appendName(nil, -1)), end: t.End.UnixMilli(), delta: delta}:
 	default:
 		m.counts.dropped.Add(1)
 	}
+}
+
+// absorb corrects what was admitted alone in the window n, if the server was not
+// told of it or can't be now.
+func (m *Redis) absorb(k *key, n, delta int64) bool {
+	e, s := m.seen.held(k)
+	if e == nil {
+		return false
+	}
+	defer s.mu.RUnlock()
+	return e.account.absorb(n, delta, m.link.Load() == nil)
 }

@@ -705,7 +705,7 @@ func TestLostCountsAreRestored(t *testing.T) {
 
 func name(k admission.LimitKey, r admission.Rates) string {
 	id := key{limit: k.Limit, client: k.Client, requests: r.Requests.Window, tokens: r.Tokens.Window}
-	return id.redisName()
+	return string(id.appendName(nil, -1))
 }
 
 func TestServersWindowBeginsAnew(t *testing.T) {
@@ -723,8 +723,7 @@ func TestServersWindowBeginsAnew(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}
-		id := key{limit: k.Limit, client: k.Client, requests: time.Second}
-		value := s.MustDo(t, "GET", id.redisName())
+		value := s.MustDo(t, "GET", name(k, r))
 		end, err := strconv.ParseInt(strings.Fields(value + " 0")[0], 10, 64)
 		if err != nil {
 			t.Fatal(err)
@@ -775,8 +774,9 @@ func TestSettlementsBeyondTheQueueAreDroppedAndCounted(t *testing.T) {
 func TestNamesOfCountsKeepAClientOnOneNodeOfACluster(t *testing.T) {
 	k := key{limit: "per {team}", client: admission.Client{0xab, 0xcd}, requests: time.Minute, tokens: 24 * time.Hour}
 	const want = "fairlead:limit:{abcd0000000000000000000000000000}:60:86400:per {team}"
-	if got := k.redisName(); got != want {
-		t.Errorf("got %s, want %s", got, want)
+	const wantLedger = "fairlead:limit:{abcd0000000000000000000000000000}/17:60:86400:per {team}"
+	if count, ledger := k.redisNames(17); count != want || ledger != wantLedger {
+		t.Errorf("got %s and %s, want %s and %s", count, ledger, want, wantLedger)
 	}
 }
 

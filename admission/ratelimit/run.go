@@ -120,7 +120,8 @@ func (m *Redis) probe(ctx context.Context, l *link, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	k := key{limit: "probe", requests: time.Second}
-	q := question{name: k.redisName(), b: budgets{requests: budget{limit: maxUsed, window: time.Second}}}
+	q := question{b: budgets{requests: budget{limit: maxUsed, window: time.Second}}}
+	q.count, q.ledger = k.redisNames(m.shard)
 	_, err := q.ask(ctx, l.client)
 	return err
 }

@@ -3,8 +3,11 @@ package ratelimit
 import (
 	"context"
 	_ "embed"
+	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -18,23 +21,38 @@ var limitLua string
 
 var script = rueidis.NewLuaScript(limitLua)
 
-// redisName is the name of the key's count in Redis:
+// redisNames are the names of the key's count in Redis and of a replica's ledger
+// beside it:
 //
 //	fairlead:limit:{<client's hash in hex>}:<request window>:<token window>:<limit>
+//	fairlead:limit:{<client's hash in hex>}/<shard>:<request window>:<token window>:<limit>
 //
-// with windows in seconds. The braces are a cluster's hash tag: all counts of a
-// client lie on one node. The limit's name comes last, since it may hold anything.
-func (k *key) redisName() string {
-	b := make([]byte, 0, 128)
+// with windows in seconds. The braces are a cluster's hash tag: all that belongs to
+// a client lies on one node. The limit's name comes last, since it may hold anything.
+func (k *key) redisNames(shard int64) (count, ledger string) {
+	b := make([]byte, 0, 256)
+	b = k.appendName(b, -1)
+	n := len(b)
+	both := string(k.appendName(b, shard))
+	return both[:n], both[n:]
+}
+
+// appendName appends the name of the count, or of a shard's ledger if that is not
+// below 0.
+func (k *key) appendName(b []byte, shard int64) []byte {
 	b = append(b, "fairlead:limit:{"...)
 	b = hex.AppendEncode(b, k.client[:])
-	b = append(b, "}:"...)
+	b = append(b, '}')
+	if shard >= 0 {
+		b = append(b, '/')
+		b = strconv.AppendInt(b, shard, 10)
+	}
+	b = append(b, ':')
 	b = strconv.AppendInt(b, int64(k.requests/time.Second), 10)
 	b = append(b, ':')
 	b = strconv.AppendInt(b, int64(k.tokens/time.Second), 10)
 	b = append(b, ':')
-	b = append(b, k.limit...)
-	return string(b)
+	return append(b, k.limit...)
 }
 
 // count is what is used of a window that ends at a time, in ms since the Unix
@@ -43,11 +61,12 @@ type count struct{ end, used int64 }
 
 // question is one reservation put to Redis.
 type question struct {
-	name string
-	b    budgets
-	cost int64
-	// What this replica has seen used, and what it admitted alone since.
-	seen, untold counts
+	count, ledger string // keys
+	b             budgets
+	cost          int64
+	seen          counts // what this replica has seen used
+	account       *account
+	states        statement
 }
 
 // counts are of requests and tokens.
@@ -61,24 +80,41 @@ type answer struct {
 	lost bool  // the server had lost what this replica has seen
 }
 
-func (q *question) arguments() []string {
-	n := func(v int64) string { return strconv.FormatInt(v, 10) }
-	return []string{
-		"reserve",
-		n(q.b.requests.limit), n(q.b.requests.window.Milliseconds()),
-		n(q.b.tokens.limit), n(q.b.tokens.window.Milliseconds()),
-		n(q.cost),
-		n(q.seen.requests.end), n(q.seen.requests.used), n(q.seen.tokens.end), n(q.seen.tokens.used),
-		n(q.untold.requests.end), n(q.untold.requests.used), n(q.untold.tokens.end), n(q.untold.tokens.used),
+// packed is the question as the script unpacks it: 22 numbers as little-endian
+// doubles, which hold whole numbers up to 2^53.
+func (q *question) packed() string {
+	s := &q.states
+	numbers := [...]int64{
+		q.b.requests.limit, q.b.requests.window.Milliseconds(),
+		q.b.tokens.limit, q.b.tokens.window.Milliseconds(),
+		q.cost,
+		q.seen.requests.end, q.seen.requests.used, q.seen.tokens.end, q.seen.tokens.used,
+		s.account, s.epoch, s.closed, s.version, s.acknowledged,
+		s.requests.end, s.requests.total, s.requests.untold, s.requests.had,
+		s.tokens.end, s.tokens.total, s.tokens.untold, s.tokens.had,
 	}
+	b := make([]byte, 0, len(numbers)*8)
+	for _, n := range numbers {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
+	}
+	return string(b)
 }
+
+// errClosed is the answer to a question that this replica no longer waits for.
+var errClosed = errors.New("the question's epoch is closed")
+
+// closedEpoch is what the script returns instead of a reason then.
+const closedEpoch = 3
 
 // ask runs the script: one round trip, or two where the server does not have the
 // script yet.
 func (q *question) ask(ctx context.Context, c rueidis.Client) (answer, error) {
-	v, err := script.Exec(ctx, c, []string{q.name}, q.arguments()).AsIntSlice()
+	v, err := script.Exec(ctx, c, []string{q.count, q.ledger}, []string{"reserve", q.packed()}).AsIntSlice()
 	if err != nil {
 		return answer{}, err
+	}
+	if len(v) == 7 && v[0] == closedEpoch {
+		return answer{}, errClosed
 	}
 	if len(v) != 7 || v[0] < 0 || v[0] > 2 {
 		return answer{}, fmt.Errorf("the script answered %v, not what was expected", v)
@@ -93,8 +129,8 @@ func (q *question) ask(ctx context.Context, c rueidis.Client) (answer, error) {
 
 // settlement corrects tokens in Redis.
 type settlement struct {
-	name       string
-	end, delta int64 // ms since the Unix epoch; tokens
+	count      string // its key
+	end, delta int64  // ms since the Unix epoch; tokens
 }
 
 // settle sends many settlements at once and returns how many the server took.
@@ -102,7 +138,7 @@ func settle(ctx context.Context, c rueidis.Client, all []settlement) (taken int)
 	executions := make([]rueidis.LuaExec, len(all))
 	for i, s := range all {
 		executions[i] = rueidis.LuaExec{
-			Keys: []string{s.name},
+			Keys: []string{s.count},
 			Args: []string{"settle", strconv.FormatInt(s.end, 10), strconv.FormatInt(s.delta, 10)},
 		}
 	}

@@ -24,7 +24,10 @@ type key struct {
 }
 
 // entry is what one client has used of one limit.
-type entry struct{ requests, tokens counter }
+type entry struct {
+	requests, tokens counter
+	account          *account // in a table that is unshared; else nil
+}
 
 // windows of a key at one moment, by their numbers; 0 where not limited.
 type windows struct{ requests, tokens int64 }
@@ -46,7 +49,8 @@ func (e *entry) outgrown(w windows) bool {
 // over says that nothing the entry holds counts any more.
 func (e *entry) over(k *key, w windows) bool {
 	return (k.requests == 0 || e.requests.window() < w.requests) &&
-		(k.tokens == 0 || e.tokens.window() < w.tokens)
+		(k.tokens == 0 || e.tokens.window() < w.tokens) &&
+		(e.account == nil || e.account.over(k, w))
 }
 
 // table holds the entries of a bounded number of clients.
@@ -58,8 +62,8 @@ func (e *entry) over(k *key, w windows) bool {
 type table struct {
 	seed maphash.Seed // so that nobody can choose which clients meet in a shard
 	room int          // clients in a shard
-	// unshared: a client that finds no room has no entry at all. For what is said
-	// about one client and must not be said about another.
+	// unshared: a client that finds no room has no entry at all, and each entry has an
+	// account. For what is said about one client and must not be said about another.
 	unshared bool
 	sharing  atomic.Uint64 // shared entries that were begun
 	shards   [shards]shard
@@ -172,7 +176,11 @@ func (s *shard) place(k *key, now int64, t *table) bool {
 	}
 	switch {
 	case len(s.clients) < t.room:
-		s.clients[*k] = fresh(k, w, back)
+		e := fresh(k, w, back)
+		if t.unshared {
+			e.account = newAccount()
+		}
+		s.clients[*k] = e
 	case t.unshared:
 		return false
 	default:
@@ -219,6 +227,7 @@ func (e *entry) renewed(k *key, w windows) *entry {
 		return e
 	}
 	c := fresh(k, w, back)
+	c.account = e.account
 	c.requests.renew(&e.requests, w.requests)
 	c.tokens.renew(&e.tokens, w.tokens)
 	return c
