@@ -46,6 +46,14 @@ func (e *ends) drop(at time.Duration) {
 	}
 }
 
+// trim forgets what is more than so many requests in flight: one whose end was told just
+// when it moved may be left.
+func (e *ends) trim(live int) {
+	if n := len(e.at) - max(0, live); n > 0 {
+		e.at = slices.Delete(e.at, 0, n)
+	}
+}
+
 // first is before when none of so many requests in flight hardly ends; 0 if one may at
 // any time.
 func (e *ends) first(live int) time.Duration {

@@ -301,7 +301,7 @@ func TestCrowdsWhoseAnswersTakeTheSameTime(t *testing.T) {
 		{50, 1, 200, 200 * time.Millisecond, true, 0, 2}, {50, 1, 200, time.Second, true, 0, 1.2},
 		{50, 1, 200, 3 * time.Second, true, 0.01, 1.2}, {200, 1, 300, 5 * time.Second, true, 0, 1.2},
 		{200, 1, 300, 20 * time.Second, true, 0, 1.1}, {50, 200, 1, 200 * time.Millisecond, true, 0, 3},
-		{50, 200, 1, time.Second, true, 0.01, 2.5}, {50, 200, 1, 3 * time.Second, true, 0.01, 2.5},
+		{50, 200, 1, time.Second, true, 0.01, 2.5}, {50, 200, 1, 3 * time.Second, true, 0.05, 2.5},
 		{50, 1, 100, 5 * time.Second, false, 0.05, 1.6}, {50, 1, 200, time.Second, false, 0.05, 2.5},
 		{50, 1, 200, 3 * time.Second, false, 0.15, 2}, {50, 200, 1, 3 * time.Second, false, 0.1, 2.5},
 	} {

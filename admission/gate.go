@@ -362,6 +362,8 @@ func (c *client) arrive(b *bid, refused bool) {
 		if inLine {
 			line.returned.Add(1)
 		}
+	case b.ask.Retry == 0:
+		b.pool.fresh.Add(1)
 	case b.ask.Retry > 0 && !b.early && !b.due && refused:
 		line.others.Add(1) // who finds room needs no slot
 	}

@@ -86,7 +86,7 @@ func (l *level) init(of fleet.BurstLevel, limit float64) {
 	l.budget.Store(math.MaxInt64)
 	l.expect(of, 1)
 	l.lend(of, 1)
-	l.pace(0, limit)
+	l.pace(0, limit, 0, &l.line.tail)
 }
 
 // end counts a request that is not in flight any more.
@@ -173,20 +173,28 @@ func (l *level) expect(of fleet.BurstLevel, speed float64) {
 	if !l.measured {
 		guess = min(guess, guessMost.Seconds())
 	}
+	byTokens := guess
 	if l.answers.ends > 0 {
 		whole, guess = l.answers.mean(whole), l.answers.mean(guess)
 	}
+	live := float64(l.live.Load())
+	age := l.exposure / max(1, live)
 	cold := int64(0)
 	if l.answers.ends == 0 && l.events < 1 {
-		cold = nanoseconds(min(whole, coldMost.Seconds()))
+		least := hope.Seconds() * min(1, speed) // a small budget is no promise of a short time
+		guess = max(guess, least)
+		cold = nanoseconds(min(max(whole, 2*least, 2*age), coldMost.Seconds()))
 	}
 	l.cold.Store(cold)
 	l.wary = time.Duration(nanoseconds((l.exposure + whole/2) / (l.events + 0.5)))
 	seconds := (l.exposure + guess/2) / (l.events + 0.5)
-	// Before any has ended that is no estimate: they may all have begun at once, and
-	// end at once. They take twice as long as until now.
-	if live := float64(l.live.Load()); l.events < 1 {
-		seconds = min(seconds, max(guess, 2*l.exposure/max(1, live)))
+	// Before any has ended that is no estimate: they may all have begun at once, and end
+	// at once. They take twice as long as until now, and four times when the first end.
+	switch {
+	case l.events < 1:
+		seconds = min(seconds, max(guess, 2*age))
+	case 4*l.events < live:
+		seconds = min(seconds, max(guess, byTokens, 4*age))
 	}
 	l.expected.Store(nanoseconds(seconds))
 	l.tokenTime.Store(max(1, l.perToken()))
@@ -258,10 +266,10 @@ func over(capacity float64, each time.Duration) float64 {
 
 // pace lets refused clients of the level return at the rate that is free for
 // them. What was measured counts, and before that what the capacity would end.
-func (l *level) pace(now time.Duration, capacity float64) {
+func (l *level) pace(now time.Duration, capacity, newcomers float64, t *tail) {
 	share := freeShare
-	if l.cold.Load() > 0 {
-		share = coldShare
+	if l.cold.Load() == 0 { // else what they take is a guess
+		share = t.free(now, newcomers)
 	}
 	l.line.pace(now, share*max(l.ends, l.drain(capacity)), soloShare*max(l.ends, over(capacity, l.hopeful())))
 }

@@ -21,11 +21,21 @@ const (
 	// absentAfter is how long after a slot its client is taken to want anything: more
 	// than a busy client is late.
 	absentAfter = time.Second
-	// freeShare is the part of the requests that end whose places are left to
-	// those that return; the rest is taken by those that come for the first time.
-	freeShare = 0.5
-	// coldShare is that part while no request has ended: what they take is a guess.
-	coldShare = 0.3
+	// The line has what of the ends the newcomers, those that come for the first time, do
+	// not take: their part, as of late, is left to them, and freeShare at least and
+	// mostFree at most is the line's. With more than they leave slots come in vain: of
+	// users with a key and one request each three times as many gave up with half of the
+	// ends as with three tenths. With less a burst of many keys is told to wait for thrice
+	// as long as it takes, or for longer than retryCap, beside a pool that is half idle.
+	freeShare = 0.3
+	mostFree  = 0.6
+	// Where the line is longer than longLine it has more, up to half at longestLine: then
+	// more return in vain, and fewer are told that there is no point in it.
+	longFree    = 0.5
+	longLine    = 5 * time.Second
+	longestLine = 15 * time.Second
+	// freshOver is the time constant of the rate at which newcomers come.
+	freshOver = 10 * time.Second
 	// soloShare is that part where one account alone uses the pool and sends no
 	// more than it was told: the rest is for ends that bunch.
 	soloShare = 0.8
@@ -68,6 +78,14 @@ func (t *tail) next(from, until, spacing time.Duration) (slot time.Duration, ok 
 			return time.Duration(slot), true
 		}
 	}
+}
+
+// free is the part of what ends that slots behind the tail are given for, if newcomers
+// take such a part.
+func (t *tail) free(now time.Duration, newcomers float64) float64 {
+	long := float64(time.Duration(t.at.Load())-now-longLine) / float64(longestLine-longLine)
+	least := freeShare + (longFree-freeShare)*min(1, max(0, long))
+	return min(mostFree, max(least, 1-newcomers))
 }
 
 // after moves a tail to a time that is later.

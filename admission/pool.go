@@ -58,6 +58,8 @@ type pool struct {
 	soon atomic.Int64
 	// firstEnd is before when none of its requests hardly ends; 0 is unknown.
 	firstEnd atomic.Int64
+	// fresh is how many requests came for the first time since the last step.
+	fresh atomic.Int64
 	// held is how many requests came when they were told to, and are held.
 	held atomic.Int64
 	// lead is for how long before a slot its place is kept, ns.
@@ -68,21 +70,22 @@ type pool struct {
 	tail tail
 
 	// Of steps alone.
-	step     uint64  // the one it took part in last
-	known    bool    // a view of it was seen
-	limit    float64 // of all endpoints but those that drain
-	capacity float64 // the last PoolView.Capacity that was one
-	aim      float64 // PoolView.Limit then
-	away     float64 // what limit was above it, because it slews
-	holds    float64 // how many requests may well be in flight now
-	loosened int64   // the second up to which loose requests were ended
-	demands  []demand
-	active   int
-	coming   int64
-	earliest time.Duration // end of a request, see ends
-	hoping   int64
-	horizon  time.Duration // up to which slots are due about now
-	farther  time.Duration // the same for soon
+	step      uint64  // the one it took part in last
+	known     bool    // a view of it was seen
+	limit     float64 // of all endpoints but those that drain
+	capacity  float64 // the last PoolView.Capacity that was one
+	aim       float64 // PoolView.Limit then
+	away      float64 // what limit was above it, because it slews
+	holds     float64 // how many requests may well be in flight now
+	loosened  int64   // the second up to which loose requests were ended
+	demands   []demand
+	active    int
+	coming    int64
+	earliest  time.Duration // end of a request, see ends
+	hoping    int64
+	newcomers float64       // the part of what ends that those who come first would take, of late
+	horizon   time.Duration // up to which slots are due about now
+	farther   time.Duration // the same for soon
 }
 
 func newPool(name string, limit float64) *pool {
@@ -229,6 +232,7 @@ func (p *pool) settle(now, dt time.Duration, view *PoolView) {
 	for i := range p.levels {
 		p.levels[i].step(dt)
 	}
+	p.meet(dt)
 	speed, told := p.speed((*level).all, 0), p.speed((*level).known, 1)
 	for i := range p.levels {
 		p.levels[i].expect(fleet.BurstLevel(i), speed)
@@ -304,17 +308,38 @@ func fullAt(limit float64) int64 {
 // nextEnd is the time in which a request ends on average, between leadMin and
 // leadMax: for that long before a slot a place is kept free for it, so that it
 // more likely than not finds one. Places stand empty by it for half of that per
-// slot; with freeShare as many slots as ends, that is 0.15 places of a pool.
+// slot; with freeShare as many slots as ends, that is 0.15 places of a pool, and 0.25 with
+// mostFree.
 func (p *pool) nextEnd() time.Duration {
+	rate := p.rate()
+	if rate == 0 {
+		return leadMin
+	}
+	return min(max(time.Duration(float64(time.Second)/rate), leadMin), leadMax)
+}
+
+// rate is how many requests end per second.
+func (p *pool) rate() float64 {
 	rate := 0.0
 	for i := range p.levels {
 		l := &p.levels[i]
 		rate += l.drain(max(l.demand, float64(l.live.Load())))
 	}
-	if rate == 0 {
-		return leadMin
+	return rate
+}
+
+// meet brings up to date what part of the ends newcomers would take. Of a burst no more
+// counts than twice what ends: it comes once, and all it leaves behind is the line.
+func (p *pool) meet(dt time.Duration) {
+	came, has := float64(p.fresh.Swap(0)), 0.0
+	for i := range p.levels {
+		has += p.levels[i].has()
 	}
-	return min(max(time.Duration(float64(time.Second)/rate), leadMin), leadMax)
+	keep := decay(dt, freshOver)
+	p.newcomers *= keep
+	if ends := p.rate() * dt.Seconds() * p.holds / max(has, 1e-9); has > 0.01 && ends > 0 { // in a full pool
+		p.newcomers += min(came/ends, 2+1/ends) * (1 - keep)
+	}
 }
 
 // divide finds the shares of clients and the budgets of levels.
@@ -352,11 +377,11 @@ func (p *pool) pace(now time.Duration) {
 	total := float64(p.live.Load())
 	for i := range p.levels {
 		l := &p.levels[i]
-		room := p.holds - total + float64(l.live.Load())
+		room := p.holds - float64(p.foreign.Load()) - total + float64(l.live.Load())
 		if b := l.budget.Load(); b < math.MaxInt64 {
 			room = min(p.holds, float64(b))
 		}
-		l.pace(now, room)
+		l.pace(now, room, p.newcomers, p.tailOf(fleet.BurstLevel(i)))
 	}
 	p.line(now)
 }

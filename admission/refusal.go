@@ -119,7 +119,7 @@ func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 	t := turn{
 		asked: b.now, now: from, patience: patience, level: b.ask.Level, seed: b.ask.Seed,
 		last: last, early: b.early && b.mine, each: u.each(b), queued: u.queued(from, b), share: float64(b.cap),
-		first: u.ends.first(u.live), cold: time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
+		cold:  time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
 		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
 	}
 	var slot time.Duration

@@ -26,14 +26,11 @@ func busiest(returns []time.Duration, span time.Duration) int {
 }
 
 // paced is a world whose pool ends a number of requests per second.
-func paced(perSecond float64) *world { return pacedBy(perSecond, time.Second) }
-
-// pacedBy is a world of so many places whose requests take so long.
-func pacedBy(places float64, takes time.Duration) *world {
-	w := newWorld(config(), places, nil)
+func paced(perSecond float64) *world {
+	w := newWorld(config(), perSecond, nil)
 	for i := range w.pool().levels {
 		l := &w.pool().levels[i]
-		l.events, l.exposure = 1e6, 1e6*takes.Seconds()
+		l.events, l.exposure = 1e6, 1e6 // a second each
 	}
 	w.tick(0)
 	return w
@@ -71,7 +68,7 @@ func TestRefusedClientsReturnAtThePlannedRate(t *testing.T) {
 		window := 200 * time.Millisecond
 		plan := w.planned() * window.Seconds()
 		if clients < 1000 { // each has its own queue
-			plan *= queueShare / freeShare
+			plan *= queueShare / mostFree
 		}
 		most := 1.5 * plan
 		if clients < 1000 {
@@ -151,7 +148,7 @@ func TestClientThatReturnsTooEarlyWaitsLongerEachTime(t *testing.T) {
 }
 
 func TestSlotPastTheCallersTimeIsNotGiven(t *testing.T) {
-	w := paced(2.4) // a slot each 0.83 s
+	w := paced(2) // a slot each 0.83 s
 	for i, row := range []struct {
 		timeout time.Duration
 		retry   bool
@@ -169,7 +166,7 @@ func TestSlotPastTheCallersTimeIsNotGiven(t *testing.T) {
 }
 
 func TestSlotsPastTheCapAreNotGivenAndNotAllTheSame(t *testing.T) {
-	w := paced(2.4)
+	w := paced(2)
 	told := map[time.Duration]int{}
 	for i := range 200 {
 		a := w.ask(fmt.Sprint(i))
@@ -456,7 +453,7 @@ func TestSlotsThatLapseDoNotPushOutLaterOnes(t *testing.T) {
 // TestNoPlaceIsHeldForWhoDoesNotCome is of a pool so small that one place is a
 // quarter of it.
 func TestNoPlaceIsHeldForWhoDoesNotCome(t *testing.T) {
-	w := pacedBy(4, 5*time.Second/3)
+	w := paced(4)
 	var last string
 	for range 4 {
 		a := w.ask("hog")

@@ -71,6 +71,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	idle := false
 	for i := range c.accounts {
 		a := &c.accounts[i]
+		a.ends.trim(a.live)
 		a.mean = a.mean*keep + float64(a.live)*(1-keep)
 		a.slots.lapse(now, func(of fleet.BurstLevel, inLine bool) {
 			c.lapse(now)
@@ -88,6 +89,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return a.idle(now) })
 	}
 	for i := range c.uses {
+		c.uses[i].ends.trim(c.uses[i].live)
 		c.uses[i].slots.lapse(now, func(fleet.BurstLevel, bool) { c.lapse(now) })
 		if c.uses[i].slots.n() == 0 {
 			c.uses[i].held = 0
@@ -133,10 +135,12 @@ func (a *account) demand(step uint64, now time.Duration, idle bool) {
 	want := max(float64(a.live), a.mean)
 	if !idle && !a.absent(now) {
 		want += float64(a.slots.n())
-		let := a.lets(p.shareOf(a.weight))
-		for i, n := range a.slots.of {
-			p.levels[i].waiting += int(n)
-			p.levels[i].wants += let * float64(n)
+		if a.slots.n() > 0 {
+			let := a.lets(p.shareOf(a.weight))
+			for i, n := range a.slots.of {
+				p.levels[i].waiting += int(n)
+				p.levels[i].wants += let * float64(n)
+			}
 		}
 	}
 	if a.active = a.live > 0 || a.slots.n() > 0; a.active {
