@@ -267,11 +267,12 @@ func over(capacity float64, each time.Duration) float64 {
 // pace lets refused clients of the level return at the rate that is free for
 // them. What was measured counts, and before that what the capacity would end.
 func (l *level) pace(now time.Duration, capacity, newcomers float64, t *tail) {
-	share := freeShare
+	free, far := freeShare, longFree
 	if l.cold.Load() == 0 { // else what they take is a guess
-		share = t.free(now, newcomers)
+		free, far = t.free(now, newcomers)
 	}
-	l.line.pace(now, share*max(l.ends, l.drain(capacity)), soloShare*max(l.ends, over(capacity, l.hopeful())))
+	rate := max(l.ends, l.drain(capacity))
+	l.line.pace(now, free*rate, far*rate, soloShare*max(l.ends, over(capacity, l.hopeful())))
 }
 
 // hopeful is how long a request is in flight, for an account that is alone in its

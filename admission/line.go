@@ -34,6 +34,9 @@ const (
 	longFree    = 0.5
 	longLine    = 5 * time.Second
 	longestLine = 15 * time.Second
+	// farFree is what slots past longestLine are given for, as far as newcomers leave it:
+	// before others are told that there is no point in waiting.
+	farFree = 0.75
 	// freshOver is the time constant of the rate at which newcomers come.
 	freshOver = 10 * time.Second
 	// soloShare is that part where one account alone uses the pool and sends no
@@ -49,6 +52,7 @@ const (
 type line struct {
 	tail    tail
 	spacing atomic.Int64 // of slots, ns; more than 0
+	far     atomic.Int64 // the same of slots that are further than longestLine away
 	solo    atomic.Int64 // the same for an account that is alone in the pool
 	// returned and gone count, since the last step, slots that were used and
 	// slots whose clients did not come; others are returns without a slot here, as
@@ -80,12 +84,20 @@ func (t *tail) next(from, until, spacing time.Duration) (slot time.Duration, ok 
 	}
 }
 
-// free is the part of what ends that slots behind the tail are given for, if newcomers
-// take such a part.
-func (t *tail) free(now time.Duration, newcomers float64) float64 {
+// free is the part of what ends that slots behind the tail are given for, and far that
+// of those past longestLine, if newcomers take such a part.
+func (t *tail) free(now time.Duration, newcomers float64) (free, far float64) {
 	long := float64(time.Duration(t.at.Load())-now-longLine) / float64(longestLine-longLine)
 	least := freeShare + (longFree-freeShare)*min(1, max(0, long))
-	return min(mostFree, max(least, 1-newcomers))
+	return min(mostFree, max(least, 1-newcomers)), min(farFree, max(longFree, 1-newcomers))
+}
+
+// apartAt is the spacing of a slot behind those that are so far away.
+func (l *line) apartAt(ahead time.Duration) time.Duration {
+	if ahead > longestLine {
+		return time.Duration(l.far.Load())
+	}
+	return time.Duration(l.spacing.Load())
 }
 
 // after moves a tail to a time that is later.
@@ -96,8 +108,8 @@ func (t *tail) after(at int64) {
 }
 
 // pace sets the spacings from the rates at which places become free for those
-// that return, per second, beside others and where all are of one account.
-func (l *line) pace(now time.Duration, free, solo float64) {
+// that return, per second, beside others, far ahead, and where all are of one account.
+func (l *line) pace(now time.Duration, free, far, solo float64) {
 	if l.returning == 0 {
 		l.returning = 1
 	}
@@ -107,6 +119,7 @@ func (l *line) pace(now time.Duration, free, solo float64) {
 		l.returning += (min(came/given, 1) - l.returning) * (1 - math.Pow(1-oneReturn, given))
 	}
 	l.spacing.Store(l.apart(free))
+	l.far.Store(l.apart(far))
 	l.solo.Store(l.apart(solo))
 	l.tail.shorten(now, l.spacing.Load())
 }

@@ -97,3 +97,84 @@ func TestLineOfAllMovesUp(t *testing.T) {
 		t.Errorf("nobody waits, and it moved to %v", time.Duration(at-begin))
 	}
 }
+
+// TestLineHasWhatNewcomersLeave: three tenths of the ends at least, three fifths at most,
+// and more where it is long.
+func TestLineHasWhatNewcomersLeave(t *testing.T) {
+	const now = time.Minute
+	for _, row := range []struct {
+		ahead             time.Duration
+		newcomers         float64
+		wantFree, wantFar float64
+	}{
+		{0, 0, mostFree, farFree}, {0, 0.5, 0.5, 0.5}, {0, 0.6, 0.4, longFree}, {0, 2, freeShare, longFree},
+		{longLine, 2, freeShare, longFree}, {(longLine + longestLine) / 2, 2, 0.4, longFree}, {longestLine, 2, longFree, longFree},
+		{time.Hour, 2, longFree, longFree}, {time.Hour, 0.1, mostFree, farFree},
+	} {
+		var end tail
+		end.at.Store(int64(now + row.ahead))
+		free, far := end.free(now, row.newcomers)
+		if math.Abs(free-row.wantFree) > 1e-9 || math.Abs(far-row.wantFar) > 1e-9 {
+			t.Errorf("%v ahead, newcomers %v: %v and %v; want %v and %v", row.ahead, row.newcomers, free, far, row.wantFree, row.wantFar)
+		}
+	}
+	l := line{}
+	l.pace(now, 10, 20, 10)
+	if near, far := l.apartAt(longestLine), l.apartAt(longestLine+1); near != 100*time.Millisecond || far != 50*time.Millisecond {
+		t.Errorf("slots are %v apart, and %v far ahead", near, far)
+	}
+}
+
+// TestNewcomersAreKnownByWhatComesForTheFirstTime, as a part of what a full pool ends; a
+// burst counts little, and returns don't.
+func TestNewcomersAreKnownByWhatComesForTheFirstTime(t *testing.T) {
+	for _, row := range []struct {
+		name     string
+		every    time.Duration // a first try
+		burst    int           // once
+		retry    int
+		low, top float64
+	}{
+		{"half of what ends", 100 * time.Millisecond, 0, 0, 0.4, 0.6},
+		{"more than ends", 20 * time.Millisecond, 0, 0, 1.8, 2.6},
+		{"returns", 20 * time.Millisecond, 0, 1, 0, 0.01},
+		{"a burst", time.Hour, 500, 0, 0, 0.2},
+	} {
+		w := paced(20)
+		for i := range 20 {
+			a := w.ask(fmt.Sprint("running", i))
+			w.Admit(&a)
+			w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 1, At: w.clock.now()})
+		}
+		w.pool().newcomers = 0
+		came := 0
+		come := func(n int) {
+			for range n {
+				came++
+				a := w.counting(fmt.Sprint("client", came), row.retry)
+				w.Refuse(&a, ReasonBusy)
+			}
+		}
+		w.pool().fresh.Store(0)
+		come(row.burst)
+		next := time.Duration(0)
+		const over = 2*freshOver + freshOver/2
+		for at := time.Duration(0); at < over; at += 50 * time.Millisecond {
+			for ; next <= at; next += row.every {
+				if row.burst == 0 {
+					come(1)
+				}
+			}
+			if row.burst > 0 && at > freshOver {
+				break
+			}
+			for i := range w.pool().levels {
+				w.pool().levels[i].events, w.pool().levels[i].exposure = 1e6, 1e6
+			}
+			w.tick(50 * time.Millisecond)
+		}
+		if got := w.pool().newcomers; got < row.low || got > row.top {
+			t.Errorf("%s: newcomers would take %.3f; want %v to %v", row.name, got, row.low, row.top)
+		}
+	}
+}

@@ -300,6 +300,7 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 		return s.giveLast(t, ownPace*spacing)
 	}
 	if s.inLine(t) {
+		spacing = t.line.apartAt(time.Duration(t.tail.at.Load()) - t.now)
 		at, ok := t.tail.next(max(t.now+retryFloor, t.first), t.now+t.patience, spacing)
 		if ok {
 			return s.keep(t, at, true, spacing), true

@@ -54,7 +54,8 @@ func (a *account) wait(b *bid) time.Duration {
 	}
 	t := a.turn(b, accounts)
 	if a.slots.inLine(&t) {
-		at := max(t.now+retryFloor, t.first, time.Duration(t.tail.at.Load())) + time.Duration(t.line.spacing.Load())
+		last := time.Duration(t.tail.at.Load())
+		at := max(t.now+retryFloor, t.first, last) + t.line.apartAt(last-t.now)
 		if at <= t.now+t.patience || a.live == 0 {
 			return at - b.now
 		}
