@@ -67,8 +67,13 @@ func TestQueueFollowsTheEndsOfAnswersThatTakeTheSameTime(t *testing.T) {
 	if got := e.queue(now, 1.04, &s); got > 10*time.Second+120*time.Millisecond {
 		t.Errorf("behind a short one of another level: %v; want 10 s", got)
 	}
-	if got := e.queue(10*time.Second-time.Millisecond, 1, &s); got < 10*time.Second+retryFloor-time.Millisecond {
+	soon := share{live: 4, each: 10 * time.Millisecond, takes: 40 * time.Millisecond, least: 40 * time.Millisecond}
+	if got := e.queue(10*time.Second-time.Millisecond, 1, &soon); got != 10*time.Second-time.Millisecond+retryFloor {
 		t.Errorf("told to come after %v; want %v at the earliest", got-10*time.Second, retryFloor)
+	}
+	none := share{live: 0, each: takes / 4, takes: takes, least: takes} // counted elsewhere already
+	if got := e.queue(now, 1, &none); got > 11*time.Second {
+		t.Errorf("with none in flight the first place is free after %v", got)
 	}
 	if first := e.first(4); first != 10*time.Second {
 		t.Errorf("none ends before %v; want 10 s", first)
@@ -170,6 +175,9 @@ func TestSomeStandForMany(t *testing.T) {
 	}
 	for range live {
 		e.add(now + takes)
+	}
+	if first, last := e.queue(now, 1, &s), e.queue(now, 9999, &s); last-first < takes/leastRamp*9/10 {
+		t.Errorf("begun at once: all places become free within %v", last-first)
 	}
 	for _, n := range []int{1, 5000, 9999} {
 		if got := e.queue(now, float64(n), &s) - now; got < takes || got > takes+takes/leastRamp+time.Millisecond {
@@ -530,5 +538,145 @@ func TestNobodyIsEarlyWhereTimesAreNotKnown(t *testing.T) {
 	s.add(slot{at: time.Hour, level: 3})
 	if early, _, _ := come(0); !early {
 		t.Error("before the only slot, whose time is known: not early")
+	}
+}
+
+// TestWhoLeftDoesNotShortenAnswers: that a caller went away after the headers says nothing
+// of how long answers take.
+func TestWhoLeftDoesNotShortenAnswers(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.teach(3, 3, 10*time.Second, 100)
+	for _, o := range []fleet.Outcome{{Code: 200, Cause: fleet.CauseClientGone}, {Code: 503, Cause: fleet.CauseOK}} {
+		a := w.ask("a")
+		w.Admit(&a)
+		w.clock.advance(time.Second)
+		o.Kind, o.ID, o.At = fleet.RequestEnded, a.ID, w.clock.now()
+		w.Apply(o)
+		w.tick(0)
+	}
+	if got := time.Duration(w.pool().levels[3].answers.shortest.Load()); got != 10*time.Second {
+		t.Errorf("the shortest answer took %v; want 10 s", got)
+	}
+}
+
+// TestWhoseNextPlaceOthersLeave is who has less than its share, by one place or more, and
+// isn't alone.
+func TestWhoseNextPlaceOthersLeave(t *testing.T) {
+	for _, row := range []struct {
+		accounts int64
+		live     int
+		share    float64
+		want     bool
+	}{{1, 0, 8, false}, {2, 0, 8, true}, {2, 6, 8, true}, {2, 7, 8, false}, {2, 9, 8, false}, {2, 0, 0.5, false}} {
+		p := newPool("p", 16)
+		p.accounts.Store(row.accounts)
+		a := account{pool: p, live: row.live}
+		if got := a.hopes(row.share); got != row.want {
+			t.Errorf("%+v: %v", row, got)
+		}
+	}
+}
+
+// TestEndsAreTrimmed: what is more than is in flight was told in another order.
+func TestEndsAreTrimmed(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 9}), 100, nil)
+	a := w.ask("a")
+	w.Admit(&a)
+	c := w.clients.lock(named("a"), 0)
+	for i := range 5 {
+		c.accounts[0].ends.add(time.Duration(i + 1))
+		c.uses[0].ends.add(time.Duration(i + 1))
+	}
+	c.mu.Unlock()
+	w.tick(50 * time.Millisecond)
+	c = w.clients.lock(named("a"), 0)
+	defer c.mu.Unlock()
+	if n, m := len(c.accounts[0].ends.at), len(c.uses[0].ends.at); n > 1 || m > 1 {
+		t.Errorf("%d and %d ends are known of one request", n, m)
+	}
+}
+
+// TestTokensTakeTheirTime: the default where answers told none, and never no time at all.
+func TestTokensTakeTheirTime(t *testing.T) {
+	for _, row := range []struct {
+		measured      bool
+		mean, seconds float64
+		ends          float64
+		want          time.Duration
+	}{
+		{false, 100, 10, 5, perToken}, {true, 100, 10, 5, 20 * time.Millisecond}, {true, 0.5, 10, 5, perToken},
+		{true, 100, 0, 0, perToken}, {true, 1e12, 1e-3, 1, 1},
+	} {
+		l := level{measured: row.measured, meanOutput: row.mean}
+		l.answers.seconds, l.answers.ends = row.seconds, row.ends
+		l.expect(3, 1)
+		if got := time.Duration(l.tokenTime.Load()); got != row.want {
+			t.Errorf("%+v: a token takes %v", row, got)
+		}
+	}
+}
+
+// TestLevelsWantNumbers: a request that was held before anything else is known of its
+// client has no weight yet.
+func TestLevelsWantNumbers(t *testing.T) {
+	w := newWorld(config(), 4, nil)
+	a := w.counting("a", 1)
+	w.BeginHold(&a)
+	w.tick(50 * time.Millisecond)
+	for i := range w.pool().levels {
+		if wants := w.pool().levels[i].wants; wants != 0 {
+			t.Errorf("level %d wants %v", i, wants)
+		}
+	}
+	w.EndHold(&a)
+}
+
+// TestWhatWasTriedIsForgotten: of a client that tried thrice once nothing is known after
+// a minute.
+func TestWhatWasTriedIsForgotten(t *testing.T) {
+	c := client{}
+	come := func(now time.Duration, retry int) bool {
+		b := bid{ask: &Ask{Retry: retry}, now: now}
+		c.tried(&b)
+		return c.gaveUp(&b)
+	}
+	if come(0, 3) || come(time.Second, 2) {
+		t.Error("it is known to try oftener")
+	}
+	if !come(tellsFor+time.Second, 2) {
+		t.Error("it tried oftener too long ago")
+	}
+}
+
+// TestWaitsAreApartBeforeAnAnswerHasEnded: a crowd of one client behind its limit.
+func TestWaitsAreApartBeforeAnAnswerHasEnded(t *testing.T) {
+	w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 50}), 4096, nil)
+	waits := map[time.Duration]bool{}
+	for i := range 200 {
+		a := w.ask("a")
+		a.Level, a.Output, a.Seed = 0, 4, uint64(i)
+		if v := w.Admit(&a); !v.Admitted {
+			waits[v.Refusal.RetryAfter] = true
+		}
+	}
+	if len(waits) < 120 {
+		t.Errorf("150 are told %d different waits", len(waits))
+	}
+}
+
+// TestWaitIsNotBeforeTheFirstEnd of those that run, also for who would be in line.
+func TestWaitIsNotBeforeTheFirstEnd(t *testing.T) {
+	w := newWorld(config(), 8, nil)
+	w.teach(3, 3, 10*time.Second, 100)
+	for i := range 8 {
+		a := w.ask(fmt.Sprint("running", i%2))
+		w.Admit(&a)
+		w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 1, At: w.clock.now()})
+	}
+	w.tick(0)
+	w.tick(time.Second)
+	a := w.counting("newcomer", 0)
+	if wait, told := w.Wait(&a), w.Refuse(&a, ReasonBusy).RetryAfter; wait < 9*time.Second || told < 9*time.Second {
+		t.Errorf("would wait %v and is told %v; want 9 s, when the first end", wait, told)
 	}
 }
