@@ -156,9 +156,9 @@ func (g *gate) Admit(a *admission.Ask) admission.Verdict {
 		g.full--
 		why := cmp.Or(g.why, admission.ReasonShare)
 		if a.Hold {
-			return admission.Verdict{Reason: why, Held: true}
+			return admission.Verdict{Reason: why, Held: true, Standing: g.verdict.Standing}
 		}
-		return admission.Verdict{Reason: why, Refusal: g.refusal}
+		return admission.Verdict{Reason: why, Refusal: g.refusal, Standing: g.verdict.Standing}
 	}
 	return g.verdict
 }

@@ -511,3 +511,16 @@ func otherGroup(t *testing.T, h *Held, authorization string) string {
 	t.Fatal("all in one group")
 	return ""
 }
+
+// TestRefusalAfterAHoldTellsOfTheLimit that counts for the client, as any other does.
+func TestRefusalAfterAHoldTellsOfTheLimit(t *testing.T) {
+	w, g := gated(t, func(_ *plan.Inputs, o *Options) { o.Held = &Held{} })
+	g.verdict.Standing.Policy = "clients"
+	g.full, g.why = 1<<20, admission.ReasonConcurrency
+	if r := w.ask(t, chat(nil)).GetImmediateResponse(); r.GetStatus().GetCode() != 429 {
+		t.Fatalf("%v", r)
+	}
+	if e := w.lastEvent(); e.Limit != "clients" || e.Admission != admission.ReasonConcurrency {
+		t.Errorf("%+v", e)
+	}
+}
