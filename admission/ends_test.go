@@ -461,19 +461,27 @@ func TestPartOfALevel(t *testing.T) {
 	p := newPool("p", 64)
 	l := &p.levels[3]
 	l.expected.Store(int64(time.Second))
-	a := account{pool: p}
+	a := account{pool: p, live: 20}
 	for range 9 {
 		a.slots.add(slot{at: time.Second, level: 3})
 	}
 	for range 10 {
 		a.slots.add(slot{at: time.Second, level: 5})
 	}
+	// Of a share of 30, 17.5 of 19 that wait may come in: 9.2 of ten here.
+	mine := 10 * 17.5 / 19
 	for _, row := range []struct {
-		budget, waits int64
-		share, want   float64
-	}{{math.MaxInt64, 40, 30, 30}, {60, 10, 30, 15}, {8, 40, 30, 2}, {8, 4, 30, 8}, {60, 10, 100, 32}} {
+		undivided     bool
+		budget        int64
+		wanted, share float64
+		want          float64
+	}{
+		{false, math.MaxInt64, 4 * mine, 30, 30}, {false, 60, mine, 30, 15}, {false, 8, 4 * mine, 30, 2},
+		{false, 8, mine / 2, 30, 15}, {false, 60, mine, 100, 32}, {true, 8, 4 * mine, 30, 30}, {false, 8, 1000, 10, 5},
+	} {
+		p.undivided.Store(row.undivided)
 		l.budget.Store(row.budget)
-		l.waits.Store(row.waits)
+		l.wanted.Store(math.Float64bits(row.wanted))
 		if got, want := a.each(3, row.share, false), time.Duration(float64(time.Second)/row.want); (got - want).Abs() > time.Microsecond {
 			t.Errorf("%+v: one ends in %v; want %v", row, got, want)
 		}

@@ -45,7 +45,7 @@ type level struct {
 	live   atomic.Int64
 	budget atomic.Int64 // of live, while the pool is full
 	line   line
-	waits  atomic.Int64 // slots that are outstanding, as of the last step
+	wanted atomic.Uint64 // the bits of wants, as of the last step
 	// expected is how long a request is in flight, ns; usual is how long it is by what
 	// logs told of alone, for those that nobody will tell the end of.
 	expected, usual atomic.Int64

@@ -878,6 +878,25 @@ func TestWorkersAreServedInTurnThoughLogsAreLate(t *testing.T) {
 	}
 }
 
+// TestSDKWorkersHaveTheirShareBesideWhoAsksAllTheTime: the other key's callers come back
+// every 50 ms, whatever they are told, and have hundreds of slots outstanding that
+// they never come for. These are nobody's demand.
+func TestSDKWorkersHaveTheirShareBesideWhoAsksAllTheTime(t *testing.T) {
+	l := newLoop(t, 16)
+	l.blind, l.holds, l.lag = true, true, 30*time.Millisecond
+	for i := range l.lasts {
+		l.lasts[i] = 500 * time.Millisecond
+	}
+	sdk := &caller{name: "sdk", open: 24, level: 3, sdk: true, think: time.Millisecond}
+	rude := &caller{name: "rude", open: 16, level: 3, blind: true, think: time.Millisecond}
+	l.run([]*caller{sdk, rude}, 5*time.Second, 65*time.Second)
+	mean, _ := l.busy()
+	t.Logf("%d of the SDK's ended, %d gave up, told %v at most, and %d of the other's ended; busy %.2f", sdk.ended, sdk.gaveUp, sdk.longest, rude.ended, mean)
+	if 10*sdk.ended < 8*rude.ended || sdk.longest > 8*time.Second || 10*sdk.gaveUp > sdk.ended || mean < 0.9 {
+		t.Errorf("%d of the SDK's ended, %d gave up, told %v at most, and %d of the other's ended; busy %.2f", sdk.ended, sdk.gaveUp, sdk.longest, rude.ended, mean)
+	}
+}
+
 // TestWorkersOfManyKeysAreServedInTurn: each of some keys has three workers for each
 // place of its share. That many give up hardly depends on how many keys there are.
 func TestWorkersOfManyKeysAreServedInTurn(t *testing.T) {

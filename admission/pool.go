@@ -401,7 +401,7 @@ func (p *pool) line(now time.Duration) {
 	spacing, waiting := 0.0, 0
 	for i := range p.levels {
 		l := &p.levels[i]
-		l.waits.Store(int64(l.waiting))
+		l.wanted.Store(math.Float64bits(l.wants))
 		apart := l.line.spacing.Load()
 		spacing += float64(l.waiting) * float64(apart)
 		waiting += l.waiting

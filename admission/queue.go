@@ -293,7 +293,7 @@ func (c *client) own(b *bid) *use {
 // each is the time between two ends of the account's share, of a level's requests.
 // Before the step that divides the pool a share is an even part of it. Where levels have
 // budgets the account has, of its share, the level's part of what waits, and of the
-// budget no more than its part of what waits of the level.
+// budget no more than its part of what shares let into the level.
 func (a *account) each(of fleet.BurstLevel, share float64, alone bool) time.Duration {
 	p := a.pool
 	l := &p.levels[of]
@@ -305,9 +305,13 @@ func (a *account) each(of fleet.BurstLevel, share float64, alone bool) time.Dura
 		share = whole / float64(max(1, p.accounts.Load()))
 	}
 	share = min(share, whole)
-	if budget := l.budget.Load(); budget < math.MaxInt64 {
+	if budget := l.budget.Load(); budget < math.MaxInt64 && !p.undivided.Load() {
 		mine := float64(a.slots.of[of] + 1)
-		share = min(share*mine/float64(a.slots.n()+1), float64(budget)*mine/max(mine, float64(l.waits.Load())))
+		wants := mine * a.lets(share)
+		share *= mine / float64(a.slots.n()+1)
+		if all := math.Float64frombits(l.wanted.Load()); wants > 0 && all > wants {
+			share = min(share, float64(budget)*wants/all)
+		}
 	}
 	return time.Duration(min(float64(l.expected.Load())/max(share, 1e-3), float64(time.Hour)))
 }
