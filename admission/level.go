@@ -183,7 +183,7 @@ func (l *level) expect(of fleet.BurstLevel, speed float64) {
 	if l.answers.ends == 0 && l.events < 1 {
 		least := hope.Seconds() * min(1, speed) // a small budget is no promise of a short time
 		guess = max(guess, least)
-		cold = nanoseconds(min(max(whole, 2*least, 2*age), coldMost.Seconds()))
+		cold = nanoseconds(min(max(whole, 4*least, 2*age), coldMost.Seconds()))
 	}
 	l.cold.Store(cold)
 	l.wary = time.Duration(nanoseconds((l.exposure + whole/2) / (l.events + 0.5)))
