@@ -56,6 +56,7 @@ func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
 		Output:       times(v.budget, v.answers),
 		Answers:      int(v.answers),
 		Unread:       v.source.guessed(),
+		Stream:       r.stream,
 		Unplaced:     v.decision.Action == plan.ActionLeave,
 		Timeout:      r.pace.patience(),
 		Retry:        retry,
