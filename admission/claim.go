@@ -36,7 +36,7 @@ type claim struct {
 	began, ends   time.Duration // ends: not before, see ends; 0 is unknown
 	input, output fleet.Tokens
 	answers       fleet.Tokens // at least 1
-	unread        bool         // input and output stand for a body that nobody read
+	form          form         // of the answer; formUnread: input and output stand for a body that nobody read
 	attempt       int
 	// over is the attempt whose end was told last, and after for how long its answer told
 	// the caller to stay away, 0 if it did not.

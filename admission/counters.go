@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"math"
 	"sync/atomic"
 
@@ -38,9 +39,32 @@ type routeState struct {
 
 	withUsage, within, above, below    atomic.Uint64
 	input, cached, output, outReserved atomic.Uint64
-	// bytesPerToken holds the bits of the mean bytes of an answer per output token,
-	// 0 before the first.
-	bytesPerToken atomic.Uint64
+	// bytesPerToken holds, by the form of the answer, the bits of its mean bytes per
+	// output token, 0 before the first.
+	bytesPerToken [forms]atomic.Uint64
+}
+
+// form is what an answer is expected to come as. A token has some four bytes in a whole
+// answer and a hundred or two in a stream, where it has an event of its own: a mean of
+// both is wrong for either.
+type form uint8
+
+const (
+	formWhole  form = iota
+	formStream      // the request asks for a stream
+	formUnread      // nobody read what it asks for
+	forms
+)
+
+// form is that of the answer that a request asks for.
+func (a *Ask) form() form {
+	switch {
+	case a.Unread:
+		return formUnread
+	case a.Stream:
+		return formStream
+	}
+	return formWhole
 }
 
 func newRouteState(name string, limit float64) *routeState {
@@ -66,20 +90,33 @@ func (r *routeState) usage(k *claim, reserved fleet.Tokens, o *fleet.Outcome) {
 	}
 	if u.Output > 0 && o.ResponseBytes > 0 && o.Cause == fleet.CauseOK {
 		ratio := float64(o.ResponseBytes) / float64(u.Output)
-		if old := math.Float64frombits(r.bytesPerToken.Load()); old > 0 {
+		if old := r.learned(k.form); old > 0 {
 			ratio = old + (ratio-old)*oneRequest
 		}
-		r.bytesPerToken.Store(math.Float64bits(ratio)) // a lost update is no loss
+		r.bytesPerToken[k.form].Store(math.Float64bits(ratio)) // a lost update is no loss
 	}
 }
 
-// ratio is the mean bytes of an answer per output token, 0 before the first.
-func (r *routeState) ratio() float64 { return math.Float64frombits(r.bytesPerToken.Load()) }
+// learned is the mean bytes per output token of answers of a form, 0 before the first.
+func (r *routeState) learned(f form) float64 {
+	return math.Float64frombits(r.bytesPerToken[f].Load())
+}
 
-// generated estimates the output of a stream that broke off without telling it,
-// from its length; the reservation where no answer of the route ever told.
-func (r *routeState) generated(bytes int64, reserved fleet.Tokens) fleet.Tokens {
-	ratio := r.ratio()
+// ratio is by what the length of an answer of a form is judged, in bytes per output
+// token; 0 where nothing is known. An answer of unknown form that does not tell what it
+// took is a stream nearly always: whole ones tell, or don't come at all. Without one it is
+// judged by whatever is known, so that a body that cannot be read is no way around a limit.
+func (r *routeState) ratio(f form) float64 {
+	if f != formUnread {
+		return r.learned(f)
+	}
+	return cmp.Or(r.learned(formStream), r.learned(formUnread), r.learned(formWhole))
+}
+
+// generated estimates the output of an answer that broke off without telling it,
+// from its length; the reservation where no answer of its form ever told.
+func (r *routeState) generated(f form, bytes int64, reserved fleet.Tokens) fleet.Tokens {
+	ratio := r.ratio(f)
 	if ratio == 0 {
 		return reserved
 	}

@@ -261,7 +261,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 		k := claim{
 			id: b.ask.ID, key: b.ask.Client, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
 			seen: b.now, until: until, blindUntil: blindUntil, began: b.now, ends: b.ends, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
-			answers: fleet.Tokens(max(1, b.ask.Answers)), unread: b.ask.Unread,
+			answers: fleet.Tokens(max(1, b.ask.Answers)), form: b.ask.form(),
 			level: b.ask.Level, class: b.class,
 		}
 		older, ok := g.claims.add(&k)

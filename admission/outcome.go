@@ -123,7 +123,7 @@ const backoff = 8 * time.Second
 // account takes in what a request took.
 func (g *Gate) account(k *claim, o *fleet.Outcome, at time.Duration) {
 	l, reserved := &k.pool.levels[k.level], k.output
-	if k.unread {
+	if k.form == formUnread {
 		k.measure(o)
 	}
 	switch used := &o.Usage; {
@@ -133,7 +133,7 @@ func (g *Gate) account(k *claim, o *fleet.Outcome, at time.Duration) {
 		k.route.usage(k, reserved, o)
 	case failed(o):
 		g.settle(k.ticket, 0)
-	case k.unread:
+	case k.form == formUnread:
 		g.settle(k.ticket, k.input+k.output)
 		l.tokens(k.input, k.output)
 	case o.Cause == fleet.CauseOK:
@@ -141,7 +141,7 @@ func (g *Gate) account(k *claim, o *fleet.Outcome, at time.Duration) {
 	case o.ResponseBytes == 0: // its caller left before there was an answer
 		g.settle(k.ticket, k.input+min(k.output, k.pool.levels[k.level].within(at-k.began)))
 	default:
-		g.settle(k.ticket, k.input+k.route.generated(o.ResponseBytes, k.output))
+		g.settle(k.ticket, k.input+k.route.generated(k.form, o.ResponseBytes, k.output))
 	}
 }
 
@@ -168,7 +168,7 @@ const bytesPerToken = 4
 // cannot be read is no way around a limit.
 func (k *claim) measure(o *fleet.Outcome) {
 	k.input = max(k.input, fleet.Tokens(o.RequestBytes/bytesPerToken))
-	if ratio := k.route.ratio(); ratio > 0 {
+	if ratio := k.route.ratio(k.form); ratio > 0 {
 		k.output = max(k.output, fleet.Tokens(float64(max(0, o.ResponseBytes))/ratio))
 	}
 }
@@ -183,7 +183,7 @@ func (k *claim) charged(o *fleet.Outcome) fleet.Tokens {
 		input = k.input
 	}
 	if o.Usage.Error || output == 0 {
-		output = max(output, k.route.generated(o.ResponseBytes, k.output))
+		output = max(output, k.route.generated(k.form, o.ResponseBytes, k.output))
 	}
 	return input + output
 }

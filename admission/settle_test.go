@@ -99,6 +99,56 @@ func TestUnreadRequestsAreSettledByTheirLength(t *testing.T) {
 	}
 }
 
+// TestStreamsAndWholeAnswersHaveLengthsOfTheirOwn: a token of a streamed answer has a
+// frame of its own around it. What is learned of one kind says nothing of the other; who
+// can't be told apart, since nobody read the body, counts as streamed where there is a
+// choice.
+func TestStreamsAndWholeAnswersHaveLengthsOfTheirOwn(t *testing.T) {
+	const (
+		whole, streamed, unread = 4, 150, 40 // bytes a token
+		cut                     = fleet.CauseReset
+	)
+	for _, row := range []struct {
+		name           string
+		knows          []int64
+		stream, unread bool
+		came           int64
+		want           fleet.Tokens // 100 are the prompt's
+		told           fleet.Usage
+	}{
+		{"stream, nine tenths", []int64{whole, streamed, unread}, true, false, 90 * streamed, 100 + 90, fleet.Usage{}},
+		{"whole, nine tenths", []int64{whole, streamed, unread}, false, false, 90 * whole, 100 + 90, fleet.Usage{}},
+		{"stream, ended in an error", []int64{whole, streamed, unread}, true, false, 90 * streamed, 100 + 90, fleet.Usage{Known: true, Input: 100, Output: 1, Error: true}},
+		{"stream, of which nothing is known", []int64{whole, unread}, true, false, 90 * streamed, 100 + 200, fleet.Usage{}},
+		{"whole, of which nothing is known", []int64{streamed, unread}, false, false, 90 * whole, 100 + 200, fleet.Usage{}},
+		{"unread", []int64{whole, streamed, unread}, false, true, 300 * streamed, 100 + 300, fleet.Usage{}},
+		{"unread where no stream is known", []int64{whole, unread}, false, true, 300 * unread, 100 + 300, fleet.Usage{}},
+		{"unread where only whole answers are known", []int64{whole}, false, true, 300 * whole, 100 + 300, fleet.Usage{}},
+		{"unread where nothing is known", nil, false, true, 300 * streamed, 100 + 200, fleet.Usage{}},
+	} {
+		l := &ledgerLimiter{}
+		w := newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Tokens: fleet.Rate{Amount: 1e6, Window: time.Minute}}), 100, l)
+		end := func(stream, unread bool, o fleet.Outcome) {
+			a := w.ask("c")
+			a.Stream, a.Unread = stream, unread
+			w.Admit(&a)
+			o.Kind, o.ID, o.Code, o.At = fleet.RequestEnded, a.ID, 200, w.clock.now()
+			w.Apply(o)
+		}
+		for range 20 { // by turns
+			for _, size := range row.knows {
+				end(size == streamed, size == unread, fleet.Outcome{Cause: fleet.CauseOK, ResponseBytes: 100 * size,
+					Usage: fleet.Usage{Known: true, Input: 10, Output: 100}})
+			}
+		}
+		l.settled = nil
+		end(row.stream, row.unread, fleet.Outcome{Cause: cut, ResponseBytes: row.came, Usage: row.told})
+		if len(l.settled) != 1 || l.settled[0] != row.want {
+			t.Errorf("%s: settled %v; want %v", row.name, l.settled, row.want)
+		}
+	}
+}
+
 // TestWhoLeavesBeforeTheAnswerIsChargedByTheTime that its request ran: an answer that
 // comes in one piece has no length before it ends.
 func TestWhoLeavesBeforeTheAnswerIsChargedByTheTime(t *testing.T) {

@@ -71,6 +71,8 @@ type Ask struct {
 	// Unread: the prompt and the budget are not the request's own but what stands
 	// for them, since nobody could read its body. It is settled by its length.
 	Unread bool
+	// Stream: the answer is to come in pieces. It means nothing beside Unread.
+	Stream bool
 	// Answers is how many answers Output is for together; 0 stands for 1.
 	Answers int
 	// Unplaced: no place at an endpoint is reserved for it (Envoy chooses); then

@@ -25,12 +25,12 @@ func TestAdmissionIsToldWhatTheRequestIs(t *testing.T) {
 		"content-length": "4000", "authorization": "Bearer a", "x-stainless-timeout": "600",
 		"x-stainless-read-timeout": "20", "x-stainless-retry-count": "2",
 	})
-	m.peek["n"] = 3
+	m.peek["n"], m.peek["stream"] = 3, true
 	w.ask(t, m)
 	want := admission.Ask{
 		ID: firstID, Route: "chat", Pool: "h100", Level: fleet.LevelOf(100), Class: fleet.ClassInteractive,
 		Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")),
-		Input:  2000, InputAtLeast: 125, Output: 300, Answers: 3, Timeout: 20 * time.Second, Hold: true, Retry: 2, Counts: true,
+		Input:  2000, InputAtLeast: 125, Output: 300, Answers: 3, Stream: true, Timeout: 20 * time.Second, Hold: true, Retry: 2, Counts: true,
 		At: g.last().At, Seed: g.last().Seed,
 	}
 	if got := g.last(); got != want {

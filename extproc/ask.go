@@ -13,8 +13,8 @@ import (
 
 // Admission decides what may enter, and what those are told that may not.
 type Admission interface {
-	// Admit is asked for each generating request that the plan doesn't refuse:
-	// once, or again while it answers Held. Of the Ask nothing but the ID may be
+	// Admit is asked for each generating request that the plan doesn't refuse and
+	// whose body isn't too large by its length: once, or again while it answers Held. Of the Ask nothing but the ID may be
 	// kept.
 	Admit(*admission.Ask) admission.Verdict
 	// Refuse is told of a request that is refused for another reason, or for that of a
@@ -56,6 +56,7 @@ func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
 		Output:       times(v.budget, v.answers),
 		Answers:      int(v.answers),
 		Unread:       v.source.guessed(),
+		Stream:       r.stream,
 		Unplaced:     v.decision.Action == plan.ActionLeave,
 		Timeout:      r.pace.patience(),
 		Retry:        retry,

@@ -18,7 +18,9 @@
 // is for the pool's sake, the next pool of the chain is tried. Who is refused
 // because others are in flight is tried again for a moment, and only the last try
 // gives a slot and counts. Other requests are steered and counted, never refused.
-// Where a route refuses bodies that nobody could read, that comes before all of it.
+// Where a route refuses bodies that nobody could read, that comes before all of it; and
+// before that a request whose content-length is above the route's limit passes to
+// Envoy's 413, unsteered and uncounted.
 //
 // Invariants:
 //   - a stream's handler never ends without an error before it has answered the

@@ -38,7 +38,7 @@ type verdict struct {
 	reserved bool
 	admit    admission.Verdict
 	// strategy is the one really used: dynamic only if the plan picked or
-	// refused.
+	// refused, or if there is nothing to pick for a body that is too large.
 	strategy fleet.Strategy
 	id       ID
 	idText   []byte // the decision id
@@ -75,6 +75,13 @@ func (v *verdict) hopeless() bool {
 // through it.
 func (v *verdict) unread() bool {
 	return v.info.RefuseUnread && v.class.Generates && v.source.guessed()
+}
+
+// bodyTooLarge reports whether the length says that the body is more than the route
+// takes. Then Envoy answers 413, by the same header and before any of the body
+// (envoy's limitBody).
+func (v *verdict) bodyTooLarge(r *request) bool {
+	return v.info.MaxBody > 0 && r.bodyBytes > int64(v.info.MaxBody)
 }
 
 // requestHeaders is the phase that matters: class, decide, reserve, admit,
@@ -117,9 +124,26 @@ func (s *Service) decide(c *call, at time.Time) {
 		return
 	}
 	v.idString = string(v.idText)
+	if v.bodyTooLarge(&c.req) {
+		s.passToRefusal(c, at)
+		return
+	}
 	s.find(c, at)
 	if v.decision.Action != plan.ActionLeave {
 		v.strategy = v.class.Strategy
+	}
+}
+
+// passToRefusal lets a request pass to the 413 that it gets from Envoy: nobody is asked
+// for a place or for tokens, which would be taken from others until a log entry told of
+// the 413, and no caller waits for a certain refusal. The ask is filled in for advice
+// alone: a sidecar that is behind may have a larger limit, and let the body pass.
+func (s *Service) passToRefusal(c *call, at time.Time) {
+	v := &c.verdict
+	v.decision.Reason, v.decision.Arm = plan.ReasonBodyTooLarge, v.class.Arm
+	v.strategy = v.class.Strategy
+	if s.o.Admission != nil {
+		s.ask(&c.ask, &c.req, v, at)
 	}
 }
 

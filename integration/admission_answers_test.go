@@ -1,10 +1,12 @@
 package integration
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -332,6 +334,103 @@ routes:
 		}
 	}
 	envoytest.Eventually(t, "in flight back at 0", func() bool { return s.inFlight() == 0 })
+}
+
+// TestBodiesOverTheRoutesLimitTakeNothing: whose length says that a 413 is certain
+// gets it at once, also where the client's limit is used up, and takes nothing of it.
+func TestBodiesOverTheRoutesLimitTakeNothing(t *testing.T) {
+	m := newModelServer(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ messages, strict, chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: messages, match: { prefix: /v1/messages }, dialect: anthropic, pool: a, maxBody: 64KiB, retryBody: 64KiB }
+  - { name: strict, match: { prefix: /strict/ }, dialect: openai, pool: a, maxBody: 64KiB, retryBody: 64KiB, unread: refuse, maxOutput: 4096 }
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a, maxBody: 64KiB, retryBody: 64KiB }
+limits:
+  - { name: daily, tokens: 3000/day }
+`, m.addr()))
+	const limit = 64 << 10
+	post := func(path, body string) answer {
+		t.Helper()
+		return s.post(t, path, body, "authorization", "Bearer of "+path)
+	}
+	large := 0
+	for path, dialect := range map[string]fleet.Dialect{chatPath: fleet.DialectOpenAI, "/v1/messages": fleet.DialectAnthropic, "/strict" + chatPath: fleet.DialectOpenAI} {
+		tooLarge := func(when string, size int) {
+			t.Helper()
+			large++
+			a := post(path, padded(`{"max_tokens":5000,"prompt":"`, size))
+			expectOwnError(t, a, http.StatusRequestEntityTooLarge, dialect, "larger")
+			expectHeader(t, a, "X-Fairlead-Decision", "*")
+			if got := m.lastArrived().bodyLen; a.header.Get("Retry-After-Ms") != "" || got > limit {
+				t.Errorf("%s, %s: headers %v; %d bytes reached the server", path, when, a.header, got)
+			}
+		}
+		const small = `{"max_tokens":2000}`
+		tooLarge("unused", limit+1)
+		tooLarge("more than anybody reads", 1_000_001)
+		a := post(path, small)
+		if left := whole(a.header, "x-ratelimit-remaining-tokens"); a.status != http.StatusOK || left != 3000-2000-int64(len(small))/4 {
+			t.Errorf("%s: status %d, %d tokens left after a body over the limit and one of 2,000 tokens", path, a.status, left)
+		}
+		tooLarge("used", limit+1)
+		if a := post(path, small); a.status != http.StatusTooManyRequests {
+			t.Errorf("%s: status %d where 2,000 tokens more than the limit are asked for", path, a.status)
+		}
+	}
+	if n := metric(s.metricsPage(t), "fairlead_requests_total", `reason="body_too_large"`); n < float64(large) {
+		t.Errorf("%v requests counted as too large, want %d", n, large)
+	}
+}
+
+// TestNoLengthIsAWayAroundALimit: what says that it is over the route's limit gets its
+// 413 whatever comes behind it, an upgrade too.
+func TestNoLengthIsAWayAroundALimit(t *testing.T) {
+	m := newModelServer(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a, maxBody: 64KiB, retryBody: 64KiB }
+`, m.addr()))
+	const upgrade = "connection: upgrade\r\nupgrade: websocket\r\n"
+	for _, row := range []struct{ name, method, headers string }{
+		{"short body", "POST", "content-length: 1000000\r\n"},
+		{"long number", "POST", "content-length: 999999999999999999\r\n"},
+		{"upgrade", "GET", upgrade + "content-length: 1000000\r\n"},
+		{"upgrade by POST", "POST", upgrade + "content-length: 70000\r\n"},
+	} {
+		a, err := spoken(s.listen, row.method+" "+chatPath+" HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"+row.headers+"\r\n{}")
+		if err != nil || a.status != http.StatusRequestEntityTooLarge {
+			t.Errorf("%s: status %d, %v: %s", row.name, a.status, err, a.body)
+		}
+	}
+	if n := m.count.Load(); n != 0 {
+		t.Errorf("%d requests reached the server", n)
+	}
+}
+
+// spoken sends a request as it stands and returns the answer to it.
+func spoken(address, request string) (answer, error) {
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		return answer{}, err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(c, request); err != nil {
+		return answer{}, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return answer{}, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return answer{status: response.StatusCode, header: response.Header, body: string(text)}, err
 }
 
 // TestRecommendedConcurrencyIsTold: on a refusal, and as a hint to a client that

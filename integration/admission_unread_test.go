@@ -34,6 +34,15 @@ routes:
 		{"chunked, with a header", large, true, []string{"max_tokens", "1"}, http.StatusBadRequest, "body_not_read"},
 		{"no JSON by its type", large, false, []string{"content-type", "text/plain"}, http.StatusBadRequest, "body_not_read"},
 		{"broken", `{"max_tokens":`, false, nil, http.StatusBadRequest, "body_not_read"},
+		// JSON that servers may well take, and that Envoy can't hold.
+		{"2^63", `{"max_tokens":9223372036854775808}`, false, nil, http.StatusBadRequest, "body_not_read"},
+		{"2^64−1", `{"max_tokens":18446744073709551615}`, false, nil, http.StatusBadRequest, "body_not_read"},
+		{"1e400", `{"max_tokens":1e400}`, false, nil, http.StatusBadRequest, "body_not_read"},
+		{"9,001 digits", `{"max_tokens":` + strings.Repeat("9", 9001) + `}`, false, nil, http.StatusBadRequest, "body_not_read"},
+		{"2^63 beside what is small", `{"max_tokens":16,"seed":9223372036854775808}`, false, nil, http.StatusBadRequest, "body_not_read"},
+		{"2^63 in what is nested, with a header", `{"max_tokens":16,"x":[{"y":9223372036854775808}]}`, false, []string{"max_tokens", "16"}, http.StatusBadRequest, "body_not_read"},
+		{"2^63−1, too much", `{"max_tokens":9223372036854775807}`, false, nil, http.StatusBadRequest, "100"},
+		{"1e308, too much", `{"max_tokens":1e308}`, false, nil, http.StatusBadRequest, "100"},
 		{"too long", strings.Repeat(" ", 1_000_000) + large, false, nil, http.StatusBadRequest, "body_not_read"},
 	} {
 		up.Forget()

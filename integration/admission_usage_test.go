@@ -158,3 +158,63 @@ func (s *served) stream(t *testing.T, m *modelServer, path, body string, events 
 		t.Errorf("behind the last event: %q, %v", rest, err)
 	}
 }
+
+// TestBrokenStreamIsChargedByTheLengthOfStreams, also on a route whose whole answers
+// have far fewer bytes a token: nine of ten chunks are some nine tokens.
+func TestBrokenStreamIsChargedByTheLengthOfStreams(t *testing.T) {
+	m := newModelServer(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a, usage: true }
+limits:
+  - { name: daily, tokens: 1000000/day }
+`, m.addr()))
+	settled := func() float64 {
+		return metric(s.metricsPage(t), "fairlead_admission_events_total", `kind="tokens_settled"`)
+	}
+	sends := func(n int, end func(io.Writer)) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("content-type", "text/event-stream")
+			_, _ = io.WriteString(w, strings.Repeat(chunk, n))
+			_ = http.NewResponseController(w).Flush()
+			end(w)
+		})
+	}
+	const (
+		plain    = `{"max_tokens":5000}`
+		streamed = `{"max_tokens":5000,"stream":true}`
+		tenTold  = `data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":10,"total_tokens":110}}` + "\n\n"
+	)
+	long := fmt.Sprintf(`{"object":"chat.completion","choices":[{"message":{"content":%q}}],"usage":{"prompt_tokens":100,"completion_tokens":1000,"total_tokens":1100}}`, strings.Repeat("word", 1000))
+	for range 5 {
+		before := settled()
+		m.answerWith(envoytest.Status(http.StatusOK, long, "content-type", "application/json"))
+		s.post(t, chatPath, plain)
+		m.answerWith(sends(10, func(w io.Writer) { _, _ = io.WriteString(w, tenTold+done) }))
+		s.post(t, chatPath, streamed)
+		envoytest.Eventually(t, "both settled", func() bool { return settled() >= before+1100+110 })
+	}
+	before := settled()
+	m.answerWith(sends(9, func(io.Writer) { panic(http.ErrAbortHandler) }))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.listen+chatPath, strings.NewReader(streamed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("content-type", "application/json")
+	response, err := s.with.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if _, err := io.ReadAll(response.Body); err == nil {
+		t.Fatal("the stream did not break off")
+	}
+	envoytest.Eventually(t, "the broken stream settled", func() bool { return settled() > before })
+	prompt := float64(len(streamed) / 4)
+	if output := settled() - before - prompt; output < 6 || output > 10 {
+		t.Errorf("%v tokens of output charged for nine of ten chunks; want 6 to 10", output)
+	}
+}

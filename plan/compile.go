@@ -134,6 +134,7 @@ type RouteInfo struct {
 	ComputedRetry    bool
 	RefuseUnread     bool
 	ReadUser         bool
+	MaxBody          fleet.Bytes
 }
 
 // maxItems bounds pools and routes, whose ids are 16 bits wide, and keeps
@@ -507,6 +508,7 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 		ComputedRetry:    in.ComputedRetry,
 		RefuseUnread:     in.RefuseUnread,
 		ReadUser:         in.ReadUser,
+		MaxBody:          in.MaxBody,
 	}
 	if r.info.BytesPerToken == 0 {
 		r.info.BytesPerToken = DefaultBytesPerToken

@@ -18,7 +18,7 @@ import (
 // other, so that equal digests mean equal inputs.
 const (
 	encodingMagic   = "fairlead-plan"
-	encodingVersion = 4
+	encodingVersion = 5
 )
 
 // AppendCanonical appends the canonical encoding of in to dst.
@@ -77,7 +77,8 @@ func appendRoute(dst []byte, r *RouteInput) []byte {
 	dst = binary.AppendVarint(dst, int64(r.MaxOutput))
 	dst = append(dst, byte(r.Oversize), byte(r.NoRoom))
 	dst = appendFloat(dst, r.BytesPerToken)
-	return append(dst, boolByte(r.ComputedRetry), boolByte(r.RefuseUnread), boolByte(r.ReadUser))
+	dst = append(dst, boolByte(r.ComputedRetry), boolByte(r.RefuseUnread), boolByte(r.ReadUser))
+	return binary.AppendVarint(dst, int64(r.MaxBody))
 }
 
 func appendStrings(dst []byte, list []string) []byte {
@@ -204,6 +205,7 @@ func (d *decoder) route() RouteInput {
 		ComputedRetry:    d.bool(),
 		RefuseUnread:     d.bool(),
 		ReadUser:         d.bool(),
+		MaxBody:          fleet.Bytes(d.varint(math.MinInt64, math.MaxInt64)),
 	}
 }
 

@@ -60,6 +60,7 @@ func drawInputs(t *rapid.T) Inputs {
 			DefaultBudget: 512, Split: names("split", 1), Fallback: names("fallback", 0),
 			Affinity: rapid.SampledFrom([]fleet.Affinity{0, fleet.AffinityNone, fleet.AffinitySession}).Draw(t, "affinity"),
 			Claim:    rapid.SampledFrom([]string{"", "sub"}).Draw(t, "claim"), Limited: rapid.Bool().Draw(t, "limited"),
+			MaxBody:   rapid.SampledFrom([]fleet.Bytes{0, 1, 64 << 10}).Draw(t, "max body"),
 			MaxOutput: rapid.SampledFrom([]fleet.Tokens{0, 0, 100, 4096}).Draw(t, "max output"),
 			Oversize:  rapid.SampledFrom([]fleet.Oversize{0, fleet.OversizeRefuse, fleet.OversizePass}).Draw(t, "oversize"),
 			NoRoom:    rapid.SampledFrom([]fleet.Oversize{0, 0, fleet.OversizeRefuse, fleet.OversizePass}).Draw(t, "no room"),

@@ -147,6 +147,9 @@ type RouteInput struct {
 	RefuseUnread bool
 	// ReadUser: the body's user names the session where nothing else does.
 	ReadUser bool
+	// MaxBody is the largest body that Envoy lets pass on the route, as far as is
+	// known here; 0 is unknown.
+	MaxBody fleet.Bytes
 }
 
 // DefaultBytesPerToken: one token is about four characters of English text
@@ -241,13 +244,14 @@ const (
 	ReasonUnread                         // refused before a decision: nobody could read the body; see RouteInput.RefuseUnread
 	ReasonNeverFits                      // refused: more than the whole of any endpoint's KV cache; Decision.Fits is what fits
 	ReasonNotAdmitted                    // moved: admission let it into none of the pools before; see Class.Past
+	ReasonBodyTooLarge                   // not decided: Envoy answers a 413, see RouteInput.MaxBody
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "weighted", "legacy", "unknown_route", "no_plan", "no_telemetry",
 	"pool_empty", "spill", "all_busy", "nothing_alive", "unknown_arm", "affinity", "zone_spill",
-	"oversize", "no_room", "unread", "never_fits", "not_admitted",
+	"oversize", "no_room", "unread", "never_fits", "not_admitted", "body_too_large",
 }
 
 func (r Reason) String() string {

@@ -36,8 +36,8 @@ func (r *runs) series(t *testing.T, family, label string) map[string]int {
 }
 
 // TestRequestsAreCountedByWhatRefusedThem: one steered, two refused by each reason of
-// admission, three for good by the plan, four that ask for nothing to be generated. The
-// families count the same refusals.
+// admission, three for good by the plan, four that ask for nothing to be generated, five that Envoy
+// answers 413. The families count the same refusals.
 func TestRequestsAreCountedByWhatRefusedThem(t *testing.T) {
 	r := newRuns(t, Options{})
 	see := func(n int, e extproc.Event) {
@@ -65,12 +65,15 @@ func TestRequestsAreCountedByWhatRefusedThem(t *testing.T) {
 	}
 	see(4, extproc.Event{Reason: plan.ReasonWeighted, Action: plan.ActionSteer})
 	want["weighted"] = 4
+	see(5, extproc.Event{Reason: plan.ReasonBodyTooLarge, Action: plan.ActionLeave})
+	want["body_too_large"] = 5
 	if got := r.series(t, "fairlead_requests_total", "reason"); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("requests by reason %v\nwant %v", got, want)
 	}
 	refused := 2*int(admission.ReasonLimiterDown-admission.ReasonBusy+1) + 3*3
 	delete(want, "weighted")
 	delete(want, "no_telemetry")
+	delete(want, "body_too_large")
 	want["admitted"] = 1
 	if got := r.series(t, "fairlead_admission_requests_total", "reason"); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("generating requests by reason %v\nwant %v", got, want)

@@ -535,6 +535,7 @@ func routeInputs(cfg *fleet.Config, byHand map[string]fleet.Split) []plan.RouteI
 			// A closed route has no response phase: with one, an ext_proc that died
 			// would replace running answers with a 503 (measured on Envoy 1.40.0).
 			ComputedRetry: r.RetryFields == fleet.RetryFieldsComputed && r.OnFailure != fleet.FailClosed, ReadUser: r.ReadUser,
+			MaxBody: r.MaxBody,
 		}
 		in.ClientKey, in.Claim = cfg.ClientKeyOf(r.Name)
 		points := split.BasisPoints()

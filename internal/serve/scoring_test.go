@@ -105,7 +105,7 @@ func TestPlanGetsTheConfigAndTheVerdicts(t *testing.T) {
 				Split: fleet.Split{{Pool: "h100", Weight: 1}, {Pool: "cpu", Weight: 0}}},
 			{Name: "messages", Dialect: fleet.DialectAnthropic, Strategy: fleet.StrategyLegacy, ClientStrategy: fleet.ClientStrategyIgnore,
 				DefaultMaxTokens: 64, Split: fleet.Split{{Pool: "cpu", Weight: 1}}, Fallback: []string{"h100"},
-				Class: fleet.ClassBatch, MaxOutput: 4096, Oversize: fleet.OversizeRefuse, NoRoom: fleet.OversizePass, RetryFields: fleet.RetryFieldsComputed, ReadUser: true},
+				Class: fleet.ClassBatch, MaxOutput: 4096, Oversize: fleet.OversizeRefuse, NoRoom: fleet.OversizePass, RetryFields: fleet.RetryFieldsComputed, ReadUser: true, MaxBody: 4096},
 		},
 		Limits: []fleet.Limit{{Name: "tenants", Key: fleet.ClientKeyJWT, Claim: "sub", Routes: []string{"messages"}, Concurrency: 4}},
 	}
@@ -152,7 +152,7 @@ func TestPlanGetsTheConfigAndTheVerdicts(t *testing.T) {
 			{Name: "messages", Dialect: fleet.DialectAnthropic, Strategy: fleet.StrategyLegacy, ClientStrategy: fleet.ClientStrategyIgnore,
 				DefaultBudget: 64, Split: []string{"cpu"}, Fallback: []string{"h100"},
 				ClientKey: fleet.ClientKeyJWT, Claim: "sub", Class: fleet.ClassBatch, Limited: true, MaxOutput: 4096, Oversize: fleet.OversizeRefuse,
-				NoRoom: fleet.OversizePass, ComputedRetry: true, ReadUser: true},
+				NoRoom: fleet.OversizePass, ComputedRetry: true, ReadUser: true, MaxBody: 4096},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
