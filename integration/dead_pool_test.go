@@ -107,6 +107,11 @@ routes:
 		h.mend(t, dead)
 		h.count.Store(0)
 	}
+	mended := time.Now()
+	for ctx.Err() == nil && first[0].count.Load()+first[1].count.Load() == 0 {
+		pause(ctx, 20*time.Millisecond)
+	}
+	t.Logf("asked %v after it was mended", time.Since(mended))
 	full := func() bool { return first[0].count.Load()+first[1].count.Load() >= 20 }
 	for ctx.Err() == nil && !full() {
 		pause(ctx, 20*time.Millisecond)
@@ -114,6 +119,7 @@ routes:
 	if !full() {
 		t.Errorf("the first pool's servers had %d and %d requests after they were mended", first[0].count.Load(), first[1].count.Load())
 	}
+	t.Logf("used %v after it was mended: %d and %d requests", time.Since(mended), first[0].count.Load(), first[1].count.Load())
 	cancel()
 	parts.Wait()
 }
