@@ -288,7 +288,8 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 // onTrial is the pool where the endpoints of it that fail can be spared; nil where none
 // fails.
 func onTrial(pl pool, in []EndpointInput) *pool {
-	if !slices.ContainsFunc(in, func(e EndpointInput) bool { return e.Failing }) {
+	fails := func(e EndpointInput) bool { return e.Failing && e.serves() }
+	if !slices.ContainsFunc(in, fails) {
 		return nil
 	}
 	pl.endpoints = slices.Clone(pl.endpoints)
@@ -296,7 +297,7 @@ func onTrial(pl pool, in []EndpointInput) *pool {
 	for i := range in {
 		e, at := &in[i], &pl.endpoints[i]
 		hope := e.outlook()
-		if e.Failing {
+		if fails(*e) {
 			at.fails, at.max = true, trial(e)
 			hope = min(hope, outlookFailing)
 		}

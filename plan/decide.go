@@ -156,7 +156,7 @@ func (p *Plan) choose(d *Decision, ch []PoolID, from int, w *wish) bool {
 		if pl.whole.tables[w.level] == nil {
 			continue
 		}
-		if got, why, ok := pl.choose(w); ok && (!pl.endpoints[got.won].fails || p.mayAsk(ch, w)) {
+		if got, why, ok := pl.choose(w); ok && (!pl.endpoints[got.won].fails || p.mayAsk(pl, ch, w)) {
 			p.steer(d, ch, pos, got, w)
 			if !d.Moved {
 				d.Reason = why
@@ -175,12 +175,16 @@ func (pl *pool) seen(spares bool) *pool {
 	return pl
 }
 
-// mayAsk reports whether a request may ask an endpoint that fails. If that still does,
-// Envoy sends it to another by itself, where nothing is kept for it. So one of the chain's
-// others must not be above its limit already. Where all are closed it is told so.
-func (p *Plan) mayAsk(ch []PoolID, w *wish) bool {
-	if !w.asks || !w.open {
-		return w.asks
+// mayAsk reports whether a request may ask an endpoint of a pool that fails. If that still
+// does, Envoy sends it to another by itself, where nothing is kept for it. So one of the
+// chain's others must not be above its limit already. Where all are closed it is told so.
+// A request that shows nothing is no reason to go to a pool that fails.
+func (p *Plan) mayAsk(pl *pool, ch []PoolID, w *wish) bool {
+	if !w.asks {
+		return !pl.failing()
+	}
+	if !w.open {
+		return true
 	}
 	for _, id := range ch {
 		if pl := p.pools[id].seen(w.spares); pl.takesOneMore(w) {
