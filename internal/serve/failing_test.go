@@ -5,8 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 // TestFailingEndpointsAreAskedByOne: what a script tells of an endpoint of 64 places, and
@@ -53,6 +56,9 @@ func TestFailingEndpointsAreAskedByOne(t *testing.T) {
 			map[time.Duration]int32{4449 * ms: 1, 4450 * ms: 16}},
 		"one asks, where failures take a minute": {[]event{answer(0, 504, 60*s), answer(0, 504, 60*s), answer(0, 504, 60*s), {300 * ms, started, 0, 0, 0}},
 			map[time.Duration]int32{10299 * ms: 1, 10300 * ms: 16}},
+		"one that was on its way runs": {after(event{100 * ms, started, 0, 0, 0}), map[time.Duration]int32{250 * ms: 1, 400 * ms: 1}},
+		"one asks, where failures took 2 s before": {[]event{answer(0, 504, 2*s), answer(0, 504, 2*s), answer(0, 504, 2*s), answer(300*ms, 200, 0),
+			refused(s), refused(s), refused(s), {1300 * ms, started, 0, 0, 0}}, map[time.Duration]int32{1449 * ms: 1, 1450 * ms: 16}},
 		"it fails while it opens":          {after(event{300 * ms, started, 0, 0, 0}, refused(500*ms)), map[time.Duration]int32{500 * ms: 0, 999 * ms: 0, 1000 * ms: 1}},
 		"it fails again, after a good one": {after(answer(400*ms, 200, 100*ms), refused(500*ms), refused(500*ms)), map[time.Duration]int32{500 * ms: 32, 600 * ms: -1}},
 		"it fails for good again": {after(refused(300*ms), answer(900*ms, 200, 50*ms), refused(950*ms), refused(950*ms), refused(950*ms)),
@@ -111,6 +117,47 @@ func TestWhatRunsOnAFailingEndpointAsksNothing(t *testing.T) {
 	}{{0, 12, 0}, {200 * time.Millisecond, 5, 0}, {250 * time.Millisecond, 4, 5}, {300 * time.Millisecond, 5, 5}, {350 * time.Millisecond, 3, 4}} {
 		if got, failing := f.trial(8, row.inFlight, begin.Add(row.after)); got != row.want || !failing {
 			t.Errorf("after %v, with %d in flight: %d, failing %v; want %d", row.after, row.inFlight, got, failing, row.want)
+		}
+	}
+}
+
+// TestWhatWasLetInWhileItOpenedAsksNothing: it failed again, and those still run.
+func TestWhatWasLetInWhileItOpenedAsksNothing(t *testing.T) {
+	begin := time.Now()
+	var f failure
+	f.kill(fleet.CauseConnectFailed, 503, begin)
+	f.trial(64, 0, begin)
+	f.hear(fleet.AttemptStarted, 0, 0, 0, begin.Add(300*time.Millisecond))
+	f.trial(64, 12, begin.Add(500*time.Millisecond))
+	f.hear(fleet.AttemptEnded, fleet.CauseConnectFailed, 503, 0, begin.Add(500*time.Millisecond))
+	f.trial(64, 12, begin.Add(550*time.Millisecond))
+	if got, failing := f.trial(64, 11, begin.Add(time.Second)); got != 12 || !failing {
+		t.Errorf("beside 11 that run: %d, failing %v; want one more", got, failing)
+	}
+}
+
+// TestWhatSpeaksForAnEndpointAndAgainst is by how an attempt ended.
+func TestWhatSpeaksForAnEndpointAndAgainst(t *testing.T) {
+	for name, row := range map[string]struct {
+		fleet.Outcome
+		failed, worked bool
+	}{
+		"an answer":                      {fleet.Outcome{Cause: fleet.CauseOK, Code: 200}, false, true},
+		"a request that it can't take":   {fleet.Outcome{Cause: fleet.CauseClientError, Code: 400}, false, true},
+		"a 429":                          {fleet.Outcome{Cause: fleet.CauseThrottled, Code: 429}, false, true},
+		"a 529":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 529}, false, false},
+		"a 500":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, true, false},
+		"a 503":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503}, true, false},
+		"a 503 with a time":              {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503, RetryAfter: time.Second}, false, false},
+		"no connection":                  {fleet.Outcome{Cause: fleet.CauseConnectFailed, Code: 503}, true, false},
+		"a break before the answer":      {fleet.Outcome{Cause: fleet.CauseReset}, true, false},
+		"a break of an answer":           {fleet.Outcome{Cause: fleet.CauseReset, Code: 200, HeaderTime: time.Second}, false, false},
+		"a caller who left":              {fleet.Outcome{Cause: fleet.CauseClientGone}, false, false},
+		"a time limit":                   {fleet.Outcome{Cause: fleet.CauseTimeout, Code: 504}, false, false},
+		"an answer that was Envoy's own": {fleet.Outcome{Cause: fleet.CauseLocal, Code: 503}, false, false},
+	} {
+		if failed(&row.Outcome) != row.failed || worked(&row.Outcome) != row.worked {
+			t.Errorf("%s: failed %v, worked %v", name, failed(&row.Outcome), worked(&row.Outcome))
 		}
 	}
 }
@@ -174,18 +221,35 @@ func TestPoolsThatAnswer500(t *testing.T) {
 		}
 		return out
 	}
-	of := func(i int) *failure { return &s.endpoints[s.key(i)].fails }
-	of(0).kill(fleet.CauseServerError, 500, now)
+	answers := func(i, code int) {
+		for range failStreak {
+			s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Endpoint: s.key(i), Cause: fleet.CauseServerError, Code: code, At: now})
+		}
+	}
+	answers(0, 500)
 	if got := failing(); got != [2]bool{} {
 		t.Errorf("one answers 500: %v", got)
 	}
-	of(1).kill(fleet.CauseServerError, 500, now)
+	answers(1, 500)
 	if got := failing(); got != [2]bool{true, true} {
 		t.Errorf("both answer 500: %v", got)
 	}
-	*of(0) = failure{}
-	of(1).kill(fleet.CauseServerError, 503, now)
+	s.endpoints[s.key(0)].fails = failure{}
+	answers(1, 503)
 	if got := failing(); got != [2]bool{false, true} {
 		t.Errorf("one answers 503: %v", got)
+	}
+}
+
+// TestPeopleSeeWhatFails: beside what is closed.
+func TestPeopleSeeWhatFails(t *testing.T) {
+	row := admin.Pool{Endpoints: make([]admin.Endpoint, 2)}
+	in := plan.PoolInput{Endpoints: []plan.EndpointInput{{MaxInFlight: 7, Failing: true}, {MaxInFlight: 8, Closed: true}}}
+	showAdmission(&row, &in, &admission.PoolState{})
+	if got := row.Endpoints[0]; got.Limit != 7 || !got.Failing || got.Closed {
+		t.Errorf("the first is shown as %+v", got)
+	}
+	if got := row.Endpoints[1]; got.Limit != 8 || got.Failing || !got.Closed {
+		t.Errorf("the second is shown as %+v", got)
 	}
 }
