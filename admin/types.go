@@ -176,9 +176,11 @@ type Endpoint struct {
 	Share    float64 `json:"share"`
 	InFlight int32   `json:"in_flight"`
 	// Limit is how many it may have in flight. Closed is true while it told
-	// callers to stay away.
-	Limit  int32 `json:"limit"`
-	Closed bool  `json:"closed,omitempty"`
+	// callers to stay away, Failing while its last attempts failed: then it takes one
+	// request at a time where others of a chain can serve.
+	Limit   int32 `json:"limit"`
+	Closed  bool  `json:"closed,omitempty"`
+	Failing bool  `json:"failing,omitempty"`
 	// Attempts5s and Errors5s count attempts that ended in the last 5 s, by
 	// Envoy's access log, and those of them that failed.
 	Attempts5s int `json:"attempts_5s"`

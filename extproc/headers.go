@@ -174,7 +174,7 @@ func (s *Service) reserve(v *verdict, at time.Time) bool {
 	}
 	pick, limit := v.decision.Picks[0], int32(0)
 	if v.class.Generates {
-		limit = v.plan.Limit(pick)
+		limit = v.plan.Limit(v.class.Route, pick)
 	}
 	v.reserved = s.o.Ledger.Reserve(v.idString, fleet.EndpointKey{
 		Pool: v.plan.PoolName(pick.Pool), Address: v.plan.Address(pick),

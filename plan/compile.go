@@ -37,6 +37,9 @@ type pool struct {
 	drains bool
 	// closed is true where endpoints serve and all of them want no requests now.
 	closed bool
+	// trial is the pool as those chains see it that can spare endpoints that fail: it
+	// has all in common but their limits. It is nil where none fails.
+	trial *pool
 	// outlook is what may be hoped of it by those that are refused.
 	outlook outlook
 	// whole is what there is to choose from: all endpoints of weight > 0.
@@ -70,8 +73,9 @@ type endpoint struct {
 	max  int32 // 0: unlimited; below 0: closed
 	kv   int32 // free tokens of the KV cache; unlimited when unknown
 	// calm is true when the endpoint's risk lets it take sessions.
-	calm bool
-	idle bool
+	calm  bool
+	idle  bool
+	fails bool // true only in pool.trial
 }
 
 // affinityRisk is the risk from which an endpoint takes no request for the sake
@@ -95,6 +99,9 @@ type route struct {
 	single bool
 	// sticky is true when sessions have homes.
 	sticky bool
+	// spares is true when the pools have an endpoint to send to that doesn't fail: those
+	// that do take only trials then. open is true when such a one isn't closed either.
+	spares, open bool
 	// room is the largest free KV cache of the chain's endpoints that may be
 	// chosen; unlimited where any is unknown.
 	room int32
@@ -275,7 +282,41 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 	if allUnknown(in.Endpoints) {
 		pl.steered = ReasonNoTelemetry
 	}
+	pl.trial = onTrial(*pl, in.Endpoints)
 	return nil
+}
+
+// onTrial is the pool where the endpoints of it that fail can be spared; nil where none
+// fails.
+func onTrial(pl pool, in []EndpointInput) *pool {
+	fails := func(e EndpointInput) bool { return e.Failing && e.serves() }
+	if !slices.ContainsFunc(in, fails) {
+		return nil
+	}
+	pl.endpoints = slices.Clone(pl.endpoints)
+	pl.closed, pl.outlook = true, outlookNone
+	for i := range in {
+		e, at := &in[i], &pl.endpoints[i]
+		hope := e.outlook()
+		if fails(*e) {
+			at.fails, at.max = true, trial(e)
+			hope = min(hope, outlookFailing)
+		}
+		pl.outlook = max(pl.outlook, hope)
+		pl.closed = pl.closed && (e.Failing || e.Closed || !e.chosen())
+	}
+	return &pl
+}
+
+// trial is the limit of a failing endpoint that can be spared.
+func trial(e *EndpointInput) int32 {
+	switch {
+	case e.Closed || e.Trial == 0:
+		return closed
+	case e.MaxInFlight == 0:
+		return e.Trial
+	}
+	return min(e.Trial, e.MaxInFlight)
 }
 
 func (r *region) compile(in []EndpointInput, everyone []int32, sets *levelSets, sticky bool) {
@@ -370,6 +411,8 @@ func checkEndpoint(e *EndpointInput) error {
 		return fmt.Errorf("risk is %v; accepted: 0 to 1", float64(e.Risk))
 	case e.MaxInFlight < 0:
 		return fmt.Errorf("limit in flight is %d; accepted: at least 0 (0 is unlimited)", e.MaxInFlight)
+	case e.Trial < 0:
+		return fmt.Errorf("%d trials; accepted: at least 0 (0 is none)", e.Trial)
 	case e.InFlight < 0:
 		return fmt.Errorf("%d attempts in flight; accepted: at least 0", e.InFlight)
 	case e.KVFree < -1:
@@ -386,6 +429,7 @@ type outlook uint8
 const (
 	outlookNone    outlook = iota // it drains
 	outlookEjected                // only Envoy's own choice may use it
+	outlookFailing                // it may be chosen when it is well again
 	outlookClosed                 // it may be chosen when it opens
 	outlookOpen                   // it may be chosen
 )
@@ -518,6 +562,11 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 		r.room = max(r.room, roomIn(in))
 		r.whole = max(r.whole, wholeIn(in, (*EndpointInput).serves))
 		r.most = max(r.most, wholeIn(in, (*EndpointInput).chosen))
+		for i := range in {
+			well := in[i].chosen() && !in[i].Failing
+			r.spares = r.spares || well
+			r.open = r.open || well && !in[i].Closed
+		}
 	}
 	if r.info.NoRoom != fleet.OversizeRefuse {
 		r.most = math.MaxInt32
@@ -646,13 +695,16 @@ func (p *Plan) Slot(pick Pick) (uint32, bool) {
 	return pl.endpoints[pick.Endpoint].slot, true
 }
 
-// Limit is how many attempts may be in flight on a pick; 0 is no limit. It is
-// what a caller that has to be exact reserves a place under: the counts that
-// Decide compares may be a moment old. Of a closed endpoint it is negative.
-func (p *Plan) Limit(pick Pick) int32 {
+// Limit is how many attempts may be in flight on a pick for a request of a route; 0 is
+// no limit. It is what a caller that has to be exact reserves a place under: the counts
+// that Decide compares may be a moment old. Of a closed endpoint it is negative.
+func (p *Plan) Limit(route RouteID, pick Pick) int32 {
 	pl := p.pool(pick.Pool)
 	if pl == nil || uint(pick.Endpoint) >= uint(len(pl.endpoints)) {
 		return 0
+	}
+	if r := p.route(route); r != nil {
+		pl = pl.seen(r.spares)
 	}
 	return pl.endpoints[pick.Endpoint].max
 }

@@ -3,6 +3,7 @@ package plan
 import (
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -42,7 +43,8 @@ const (
 //
 // An endpoint at its limit is not chosen while another candidate is below; a
 // pool whose endpoints are all at their limits passes the request on to the
-// next pool of the chain.
+// next pool of the chain. So does one whose endpoints all fail, while others of the
+// chain don't, but for a request that asks whether they still do.
 func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if live == nil {
 		live = idle{}
@@ -55,14 +57,14 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 		if d, refused := r.checkSize(&c); refused {
 			if d.Reason == ReasonNoRoom {
 				ch, _ := r.chain(c.Arm)
-				d.Arm = p.awaited(ch)
+				d.Arm = p.awaited(r, ch)
 			}
 			return d
 		}
 	}
 	var w wish
 	w.begin(&c, seed, live)
-	w.need = min(w.need, r.most)
+	w.need, w.spares, w.open, w.asks = min(w.need, r.most), r.spares, r.open, c.Generates
 	if c.Strategy != fleet.StrategyDynamic {
 		return p.decideLegacy(r, c, &w)
 	}
@@ -76,7 +78,7 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if p.choose(&d, ch, int(c.Past), &w) {
 		return passed(d, c.Past)
 	}
-	return p.decideFull(ch, c, &w)
+	return p.decideFull(r, ch, c, &w)
 }
 
 // passed marks a decision that passed pools by.
@@ -150,15 +152,60 @@ func (pl *pool) servers() int {
 // position on, that has one.
 func (p *Plan) choose(d *Decision, ch []PoolID, from int, w *wish) bool {
 	for pos := from; pos < len(ch); pos++ {
-		pl := &p.pools[ch[pos]]
+		pl := p.pools[ch[pos]].seen(w.spares)
 		if pl.whole.tables[w.level] == nil {
 			continue
 		}
-		if got, why, ok := pl.choose(w); ok {
+		if got, why, ok := pl.choose(w); ok && (!pl.endpoints[got.won].fails || p.mayAsk(pl, ch, w)) {
 			p.steer(d, ch, pos, got, w)
 			if !d.Moved {
 				d.Reason = why
 			}
+			return true
+		}
+	}
+	return false
+}
+
+// seen is the pool as a chain sees it that can spare failing endpoints, or can't.
+func (pl *pool) seen(spares bool) *pool {
+	if spares && pl.trial != nil {
+		return pl.trial
+	}
+	return pl
+}
+
+// mayAsk reports whether a request may ask an endpoint of a pool that fails. If that still
+// does, Envoy sends it to another by itself, where nothing is kept for it. So one of the
+// chain's others must not be above its limit already. Where all are closed it is told so.
+// A request that shows nothing is no reason to go to a pool that fails.
+func (p *Plan) mayAsk(pl *pool, ch []PoolID, w *wish) bool {
+	if !w.asks {
+		return !pl.failing()
+	}
+	if !w.open {
+		return true
+	}
+	for _, id := range ch {
+		if pl := p.pools[id].seen(w.spares); pl.takesOneMore(w) {
+			return true
+		}
+	}
+	return false
+}
+
+// takesOneMore reports whether an endpoint that doesn't fail, among scanLimit of those
+// that may be chosen, is not above its limit.
+func (pl *pool) takesOneMore(w *wish) bool {
+	t := pl.whole.tables[w.level]
+	if t == nil {
+		return false
+	}
+	n := len(t.cells)
+	start := w.rng.below(n)
+	for k := range min(n, scanLimit) {
+		e := &pl.endpoints[t.candidate((start+k)%n)]
+		if !e.fails && !e.full(w.live.InFlight(e.slot)-1) {
 			return true
 		}
 	}
@@ -206,6 +253,9 @@ type wish struct {
 	// session is 0 where none counts.
 	session Session
 	zone    ZoneID
+	// spares and open are the route's. asks is whether the request's end shows whether
+	// an endpoint works.
+	spares, open, asks bool
 }
 
 // begin fills in place: a copy of what was just written costs a fifth of a
@@ -231,25 +281,46 @@ func leave(arm PoolID, why Reason) Decision {
 // chain counts, also those of weight 0, but not those that drain, which Envoy
 // knows of. Nor does it know of servers that told callers to stay away: where all
 // of a pool have, the request is moved along the chain, as it is where admission
-// did not let it into that pool.
+// did not let it into that pool, and where all of the pool fail and others don't.
 func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 	if c.Generates {
 		ch, known := r.chain(c.Arm) // all chains of a route have the same pools
 		if p.everyEndpointFull(ch, w) {
-			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: p.awaited(ch)}
+			return p.allBusy(r, ch)
 		}
 		if !known {
 			return leave(c.Arm, ReasonLegacy)
 		}
 		pos := p.firstServing(ch) // to which Envoy would send it
-		if pos == len(ch) || !p.pools[ch[pos]].closed && int(c.Past) <= pos {
+		if pos == len(ch) {
 			return leave(c.Arm, ReasonLegacy)
 		}
-		if p.choose(&d, ch, max(pos+1, int(c.Past)), w) {
+		pl, from := p.pools[ch[pos]].seen(w.spares), pos+1
+		failing := pl.failing()
+		if failing {
+			from = pos // one may ask
+		} else if !pl.closed && int(c.Past) <= pos {
+			return leave(c.Arm, ReasonLegacy)
+		}
+		if p.choose(&d, ch, max(from, int(c.Past)), w) {
 			return passed(d, c.Past)
+		}
+		if failing {
+			return p.allBusy(r, ch)
 		}
 	}
 	return leave(c.Arm, ReasonLegacy)
+}
+
+// failing reports whether nothing of a pool is left, as it is seen, but endpoints that
+// fail and can be spared, and such as are closed.
+func (pl *pool) failing() bool {
+	return pl.closed && slices.ContainsFunc(pl.endpoints, func(e endpoint) bool { return e.fails })
+}
+
+// allBusy refuses a request for which the chain has no place.
+func (p *Plan) allBusy(r *route, ch []PoolID) Decision {
+	return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: p.awaited(r, ch)}
 }
 
 // everyEndpointFull is false for a chain without endpoints that serve: such
@@ -259,7 +330,7 @@ func (p *Plan) everyEndpointFull(ch []PoolID, w *wish) bool {
 	w.need = 0 // Envoy's balancer knows nothing of KV caches
 	any := false
 	for _, id := range ch {
-		pl := &p.pools[id]
+		pl := p.pools[id].seen(w.spares)
 		n, candidate := pl.servers(), pl.anyone
 		if pl.drains {
 			candidate = pl.anyServing
@@ -277,15 +348,18 @@ func (p *Plan) everyEndpointFull(ch []PoolID, w *wish) bool {
 
 // decideFull is for requests that no pool has room for, or that no pool can
 // serve at all.
-func (p *Plan) decideFull(ch []PoolID, c Class, w *wish) (d Decision) {
+func (p *Plan) decideFull(r *route, ch []PoolID, c Class, w *wish) (d Decision) {
 	for pos, id := range ch {
-		pl := &p.pools[id]
+		pl := p.pools[id].seen(w.spares)
 		t := pl.whole.tables[w.level]
 		if t == nil {
 			continue
 		}
 		if c.Generates {
-			return Decision{Action: ActionRefuse, Reason: ReasonAllBusy, Arm: p.awaited(ch)}
+			return p.allBusy(r, ch)
+		}
+		if pl.failing() {
+			continue
 		}
 		p.steer(&d, ch, pos, pl.leastLoaded(t, w), w)
 		return d
@@ -294,17 +368,21 @@ func (p *Plan) decideFull(ch []PoolID, c Class, w *wish) (d Decision) {
 }
 
 // awaited is the pool of a chain for whose places those wait that are refused: the
-// first that takes requests, else the first that will. A pool that drains, or that is
-// closed for a while, frees no place; who waited for it would wait beside others that do.
-func (p *Plan) awaited(ch []PoolID) PoolID {
+// first that takes requests, else the first that will. A pool that drains, that fails, or
+// that is closed for a while, frees no place; who waited for it would wait beside others
+// that do.
+func (p *Plan) awaited(r *route, ch []PoolID) PoolID {
 	best := ch[0]
 	for _, id := range ch[1:] {
-		if p.pools[id].outlook > p.pools[best].outlook {
+		if p.hope(r, id) > p.hope(r, best) {
 			best = id
 		}
 	}
 	return best
 }
+
+// hope is what may be hoped of a pool by the requests of a route.
+func (p *Plan) hope(r *route, id PoolID) outlook { return p.pools[id].seen(r.spares).outlook }
 
 // Awaited appends the pools of a request's chain of which one may be waited for: those
 // that are as good for it as [Decision].Arm is for a refusal, in the chain's order. It
@@ -315,9 +393,9 @@ func (p *Plan) Awaited(dst []PoolID, c Class) []PoolID {
 		return dst
 	}
 	ch, _ := r.chain(c.Arm)
-	best := p.pools[p.awaited(ch)].outlook
+	best := p.hope(r, p.awaited(r, ch))
 	for _, id := range ch {
-		if p.pools[id].outlook == best {
+		if p.hope(r, id) == best {
 			dst = append(dst, id)
 		}
 	}
@@ -536,7 +614,7 @@ func (e *endpoint) full(inFlight int32) bool { return e.max != 0 && inFlight >= 
 // steer fills the decision for a choice in the pool at pos.
 func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {
 	arm := ch[pos]
-	pl := &p.pools[arm]
+	pl := p.pools[arm].seen(w.spares)
 	d.Action, d.Reason, d.Arm, d.Pos = ActionSteer, pl.steered, arm, uint8(pos)
 	d.Moved, d.Regroup = pos > 0, pos > 0
 	d.RunnerUp = Pick{Pool: arm, Endpoint: got.lost}
@@ -556,7 +634,7 @@ func (p *Plan) steer(d *Decision, ch []PoolID, pos int, got choice, w *wish) {
 			i -= len(ch)
 		}
 		id := ch[i]
-		next := &p.pools[id]
+		next := p.pools[id].seen(w.spares)
 		t := next.retries(w)
 		if t == nil {
 			d.Regroup = true

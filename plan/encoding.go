@@ -61,7 +61,9 @@ func appendEndpoint(dst []byte, e *EndpointInput) []byte {
 	dst = binary.AppendVarint(dst, int64(e.KVFree))
 	dst = binary.AppendVarint(dst, int64(e.KVSize))
 	dst = appendFloat(dst, float64(e.Risk))
-	return append(dst, boolByte(e.Closed), byte(e.State))
+	dst = append(dst, boolByte(e.Closed), boolByte(e.Failing))
+	dst = binary.AppendVarint(dst, int64(e.Trial))
+	return append(dst, byte(e.State))
 }
 
 func appendRoute(dst []byte, r *RouteInput) []byte {
@@ -178,6 +180,8 @@ func (d *decoder) endpoint() EndpointInput {
 		KVSize:      fleet.Tokens(d.varint(math.MinInt64, math.MaxInt64)),
 		Risk:        fleet.Risk(d.float()),
 		Closed:      d.bool(),
+		Failing:     d.bool(),
+		Trial:       int32(d.varint(math.MinInt32, math.MaxInt32)),
 		State:       fleet.State(d.byte()),
 	}
 }

@@ -41,6 +41,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownRoute}
 	}
 	r := in.Routes[c.Route]
+	in = oracleSpared(in, r)
 	arm := ""
 	if c.Arm >= 0 && int(c.Arm) < len(in.Pools) {
 		arm = in.Pools[c.Arm].Name
@@ -71,29 +72,37 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownArm}
 	}
 
-	from := int(c.Past)
+	from, failing := int(c.Past), false
 	if legacy {
 		// Envoy sends it to the first pool that serves. Only if all of that are
-		// closed it is passed by, or if admission said so.
+		// closed it is passed by, or if admission said so; if all fail, one asks.
 		first := slices.IndexFunc(chain, func(name string) bool { return oracleServes(in, name) })
-		if first < 0 || !oracleClosed(in, chain[first]) && int(c.Past) <= first {
+		if first < 0 {
 			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 		}
-		from = max(first+1, from)
+		failing = oracleFailing(in, chain[first])
+		if !failing && !oracleClosed(in, chain[first]) && int(c.Past) <= first {
+			return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
+		}
+		if !failing {
+			first++
+		}
+		from = max(first, from)
 	}
 	firstAlive := -1
-	sticky := r.Affinity == fleet.AffinitySession && c.Session != 0
+	sticky := !legacy && r.Affinity == fleet.AffinitySession && c.Session != 0
 	for pos, name := range chain {
 		able := oracleAble(in, name, c.Level)
 		if len(able) == 0 {
 			continue
 		}
-		if firstAlive < 0 {
+		if firstAlive < 0 && (c.Generates || !oracleFailing(in, name)) {
 			firstAlive = pos
 		}
 		var free []int
 		for _, i := range able {
-			if oracleFree(oraclePool(in, name).Endpoints[i], counts) {
+			e := oraclePool(in, name).Endpoints[i]
+			if oracleFree(e, counts) && (!e.Failing || oracleMayAsk(in, r, name, c, counts)) {
 				free = append(free, i)
 			}
 		}
@@ -107,6 +116,8 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		}
 	}
 	switch {
+	case failing:
+		return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy, waits: oracleWaits(in, chain)}
 	case legacy:
 		return oracleAnswer{action: ActionLeave, reason: ReasonLegacy}
 	case firstAlive < 0:
@@ -135,13 +146,68 @@ func oracleChain(r RouteInput, arm string) []string {
 	return append(chain, r.Fallback...)
 }
 
-// oracleWaits is the first pool of a chain with an endpoint to send to, one that isn't
-// closed if any has such, then one that Envoy alone may use; else the first.
+// oracleSpared takes the mark off endpoints that fail where the route has no other to send
+// to: those that keep it can be spared.
+func oracleSpared(in Inputs, r RouteInput) Inputs {
+	for _, name := range append(slices.Clone(r.Split), r.Fallback...) {
+		if slices.ContainsFunc(oraclePool(in, name).Endpoints, func(e EndpointInput) bool { return oracleChosen(e) && !e.Failing }) {
+			return in
+		}
+	}
+	in.Pools = slices.Clone(in.Pools)
+	for i := range in.Pools {
+		p := &in.Pools[i]
+		p.Endpoints = slices.Clone(p.Endpoints)
+		for k := range p.Endpoints {
+			p.Endpoints[k].Failing = false
+		}
+	}
+	return in
+}
+
+// oracleFailing reports whether some of a pool fail, and no other of it may be chosen.
+func oracleFailing(in Inputs, name string) bool {
+	failing := false
+	for _, e := range oraclePool(in, name).Endpoints {
+		if oracleChosen(e) && !e.Failing && !e.Closed {
+			return false
+		}
+		failing = failing || e.Failing && e.State != fleet.StateDraining
+	}
+	return failing
+}
+
+// oracleMayAsk reports whether a request may ask a failing endpoint of a pool: another
+// endpoint of the route is at most at its limit, or all that don't fail are closed.
+func oracleMayAsk(in Inputs, r RouteInput, pool string, c Class, counts []int32) bool {
+	if !c.Generates {
+		return !oracleFailing(in, pool)
+	}
+	open := false
+	for _, name := range append(slices.Clone(r.Split), r.Fallback...) {
+		for i, e := range oraclePool(in, name).Endpoints {
+			if !oracleChosen(e) || e.Failing || e.Closed {
+				continue
+			}
+			open = true
+			if slices.Contains(oracleAble(in, name, c.Level), i) && (e.MaxInFlight == 0 || counts[e.Slot] <= e.MaxInFlight) {
+				return true
+			}
+		}
+	}
+	return !open
+}
+
+func oracleChosen(e EndpointInput) bool { return e.Weight > 0 && e.State != fleet.StateDraining }
+
+// oracleWaits is the first pool of a chain with an endpoint to send to: one that neither
+// fails nor is closed if any has such, then one that is closed, then one that fails, then
+// one that Envoy alone may use; else the first.
 func oracleWaits(in Inputs, chain []string) string {
-	chosen := func(e EndpointInput) bool { return e.Weight > 0 && e.State != fleet.StateDraining }
 	for _, meant := range []func(EndpointInput) bool{
-		func(e EndpointInput) bool { return chosen(e) && !e.Closed },
-		chosen,
+		func(e EndpointInput) bool { return oracleChosen(e) && !e.Failing && !e.Closed },
+		func(e EndpointInput) bool { return oracleChosen(e) && !e.Failing },
+		oracleChosen,
 		func(e EndpointInput) bool { return e.State != fleet.StateDraining },
 	} {
 		for _, name := range chain {
@@ -247,6 +313,9 @@ func oracleClosed(in Inputs, name string) bool {
 }
 
 func oracleFree(e EndpointInput, counts []int32) bool {
+	if e.Failing && counts[e.Slot] >= e.Trial {
+		return false
+	}
 	return !e.Closed && (e.MaxInFlight == 0 || counts[e.Slot] < e.MaxInFlight)
 }
 

@@ -25,6 +25,7 @@ func TestCompileSaysWhatIsImpossible(t *testing.T) {
 		{"NaN risk", func(in *Inputs) { in.Pools[0].Endpoints[0].Risk = fleet.Risk(math.NaN()) }, "risk is NaN"},
 		{"negative limit", func(in *Inputs) { in.Pools[0].Endpoints[0].MaxInFlight = -1 }, "limit in flight is -1"},
 		{"negative count", func(in *Inputs) { in.Pools[0].Endpoints[0].InFlight = -1 }, "-1 attempts in flight"},
+		{"negative trials", func(in *Inputs) { in.Pools[0].Endpoints[0].Trial = -1 }, "-1 trials"},
 		{"share above all", func(in *Inputs) { in.Pools[0].SpillAt = 1.1 }, `pool "pool": spills at 1.1 of a zone's capacity`},
 		{"NaN share", func(in *Inputs) { in.Pools[0].SpillAt = math.NaN() }, "spills at NaN"},
 		{"too many zones", func(in *Inputs) { *in = zonesOfTheirOwn(maxItems + 1) }, "more than 32767 zones"},
@@ -258,7 +259,7 @@ func TestNegativeZeroIsZero(t *testing.T) {
 // TestDigestIsStable pins the encoding: a change of this value is a change of
 // version.
 func TestDigestIsStable(t *testing.T) {
-	if got, want := mustCompile(t, bigFleet(10)).Digest(), "a0aa6e2a1ec05f60"; got != want {
+	if got, want := mustCompile(t, bigFleet(10)).Digest(), "b5df94f69fe4a12b"; got != want {
 		t.Errorf("digest is %s, want %s", got, want)
 	}
 }
@@ -350,5 +351,33 @@ func TestDecodeInputsSaysWhatIsWrong(t *testing.T) {
 				t.Errorf("got %v, want an error with %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestLimitOfAFailingEndpointIsTheRoutes: it takes trials where another can serve.
+func TestLimitOfAFailingEndpointIsTheRoutes(t *testing.T) {
+	at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port) }
+	p, err := Compile(Inputs{
+		Pools: []PoolInput{
+			{Name: "failing", Endpoints: []EndpointInput{
+				{Address: at(1), Weight: 1, MaxInFlight: 4, KVFree: -1, Failing: true, Trial: 9, State: fleet.StateNeutral},
+				{Address: at(2), Weight: 1, KVFree: -1, Failing: true, Trial: 2, State: fleet.StateNeutral},
+				{Address: at(3), Weight: 1, KVFree: -1, Failing: true, State: fleet.StateNeutral},
+			}},
+			{Name: "well", Endpoints: []EndpointInput{{Address: at(4), Weight: 1, MaxInFlight: 5, KVFree: -1, State: fleet.StateNeutral}}},
+		},
+		Routes: []RouteInput{{Name: "alone", Split: []string{"failing"}}, {Name: "chain", Split: []string{"failing"}, Fallback: []string{"well"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for endpoint, want := range [][3]int32{{4, 4, 4}, {0, 2, 0}, {0, closed, 0}} {
+		pick := Pick{Endpoint: int32(endpoint)}
+		if got := [3]int32{p.Limit(0, pick), p.Limit(1, pick), p.Limit(-1, pick)}; got != want {
+			t.Errorf("endpoint %d: %d alone, in a chain and on no route; want %d", endpoint, got, want)
+		}
+	}
+	if got := p.Limit(1, Pick{Pool: 1}); got != 5 {
+		t.Errorf("%d on the pool that is well", got)
 	}
 }

@@ -40,6 +40,8 @@ func drawInputs(t *rapid.T) Inputs {
 				KVSize:      rapid.SampledFrom([]fleet.Tokens{0, 600, 2000, 6000, 6000}).Draw(t, "kv size"),
 				Risk:        fleet.Risk(rapid.Float64Range(0, 1).Draw(t, "risk")),
 				Closed:      rapid.IntRange(0, 5).Draw(t, "closed") == 0,
+				Failing:     rapid.IntRange(0, 3).Draw(t, "failing") == 0,
+				Trial:       rapid.Int32Range(0, 3).Draw(t, "trial"),
 				State:       rapid.SampledFrom([]fleet.State{fleet.StateNeutral, fleet.StateNeutral, fleet.StateUnknown, fleet.StateDraining, fleet.StateProbe}).Draw(t, "state"),
 			})
 			slot++

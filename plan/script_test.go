@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "rewrite the decisions in testdata")
 // below each request stand the decisions for seeds 1, 2, 3 … Lines:
 //
 //	pool NAME [spill=0.7] [backlogged=LEVEL]   then its endpoints:
-//	  ADDRESS [zone=] [weight=1] [max=0] [inflight=0] [kv=-1] [risk=0] [closed=0] [state=neutral]
+//	  ADDRESS [zone=] [weight=1] [max=0] [inflight=0] [kv=-1] [risk=0] [closed=0] [trial=N] [state=neutral]
 //	route NAME split=A,B [fallback=C,D] [affinity=none] [maxoutput=0] [noroom=pass]
 //	live N N N …                               in flight, endpoint by endpoint
 //	decide [route=NAME] arm=POOL|none [level=0] [budget=0] [prompt=0] [session=KEY] [zone=] [strategy=dynamic] [generates=true] [seeds=4]
@@ -162,6 +162,8 @@ func (s *script) endpoint(address string, args map[string]string) error {
 			e.KVSize = fleet.Tokens(n)
 		case key == "closed":
 			e.Closed = n != 0
+		case key == "trial":
+			e.Failing, e.Trial = true, int32(n)
 		case key == "risk":
 			e.Risk = fleet.Risk(n)
 		default:

@@ -64,6 +64,11 @@ type EndpointInput struct {
 	// Closed says that the endpoint told callers to stay away for now (a 429 or
 	// 503 with a time to wait): it counts as full, whatever is in flight.
 	Closed bool
+	// Failing says that the endpoint's last attempts failed. Where the chain has another
+	// to send to whose didn't, it takes at most Trial at a time, 0 for none; where all
+	// fail, it is as any other.
+	Failing bool
+	Trial   int32
 	// State StateDraining keeps the endpoint out of every choice, also where
 	// nothing else is left: who drains a server wants to stop it. It is no room
 	// for requests that Envoy steers either, since Envoy is told the same.
@@ -233,7 +238,7 @@ const (
 	ReasonNoPlan                         // no plan yet
 	ReasonNoTelemetry                    // weights are plain capacity: no telemetry source or none young enough
 	ReasonPoolEmpty                      // moved: the drawn pool has no endpoint to send to
-	ReasonSpill                          // moved: every endpoint of the drawn pool is at its limit
+	ReasonSpill                          // moved: every endpoint of the drawn pool is at its limit, or fails
 	ReasonAllBusy                        // refused: every endpoint that may serve is at its limit
 	ReasonNothingAlive                   // no pool of the chain has an endpoint; left to Envoy
 	ReasonUnknownArm                     // the route splits and the drawn pool is unknown; left to Envoy

@@ -180,7 +180,7 @@ func TestTables(t *testing.T) {
 	err := showFleet(&out, "table", admin.Fleet{Pools: []admin.Pool{{Name: "h100", Endpoints: []admin.Endpoint{
 		{Name: "h100-1", Address: "10.0.0.1:80", Risk: 0.42, Known: true, State: "neutral", Share: 0.75, InFlight: 7, TelemetryAge: 0.21, Why: "none",
 			HeaderMillis: -1, KVUsage: 0.375, Running: 12, Waiting: 0},
-		{Name: "h100-2", Address: "10.0.0.2:80", State: "unknown", TelemetryAge: -1, HeaderMillis: -1, KVUsage: -1, Running: -1, Waiting: -1},
+		{Name: "h100-2", Address: "10.0.0.2:80", State: "unknown", Why: "gate_held", Closed: true, Failing: true, TelemetryAge: -1, HeaderMillis: -1, KVUsage: -1, Running: -1, Waiting: -1},
 	}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestTables(t *testing.T) {
 		}
 	}
 	lines := strings.Split(out.String(), "\n")
-	for i, want := range []string{"0/0 - 0.38 12 0 210ms - none", "0/0 - - - - - -"} { // headers, KV, running, waiting, age, GPU, why
+	for i, want := range []string{"0/0 - 0.38 12 0 210ms - none", "0/0 - - - - - - gate_held, closed, failing"} { // headers, KV, running, waiting, age, GPU, why
 		if row := strings.Join(strings.Fields(lines[i+1]), " "); !strings.HasSuffix(row, want) {
 			t.Errorf("fleet table, row %d: %q, want it to end with %q", i+1, row, want)
 		}

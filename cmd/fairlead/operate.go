@@ -250,6 +250,9 @@ func why(e admin.Endpoint) string {
 	if e.Closed {
 		word += ", closed"
 	}
+	if e.Failing {
+		word += ", failing"
+	}
 	if e.TelemetryError == "" {
 		return word
 	}

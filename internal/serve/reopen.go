@@ -128,13 +128,18 @@ func (c *closure) limit(limit, inFlight int32, now time.Time) int32 {
 	if !c.noted {
 		c.ran, c.noted = inFlight, true
 	}
-	since := now.Sub(c.open())
+	return opening(limit, c.ran, now.Sub(c.open()))
+}
+
+// opening is what an endpoint may have in flight, of a limit and beside what ran there
+// before, so long after more than one may ask.
+func opening(limit, ran int32, since time.Duration) int32 {
 	steps := since / openStep
 	switch {
 	case since < 0:
-		return min(limit, c.ran+1)
+		return min(limit, ran+1)
 	case steps >= openSteps:
 		return limit
 	}
-	return min(limit, c.ran+max(1, limit/openPart)<<steps)
+	return min(limit, ran+max(1, limit/openPart)<<steps)
 }

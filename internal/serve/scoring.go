@@ -62,6 +62,8 @@ type tracker struct {
 	sent    own.Sent
 	// closed is whether it takes requests, after it told callers to stay away.
 	closed closure
+	// fails is whether its last attempts failed.
+	fails failure
 	// holds is the limit that the last tick gave it, also while it opens.
 	holds int32
 	limit admission.EndpointLimit
@@ -154,6 +156,7 @@ func (s *scoring) outcome(o fleet.Outcome) {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 	}
 	t.closed.outcome(&o)
+	t.fails.outcome(&o)
 }
 
 // admitted returns the config that the last tick went by, and what admission made
@@ -382,13 +385,15 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 			limit = max(1, limit-t.foreign.Requests())
 		}
 		t.holds = limit
+		trial, failing := t.fails.trial(limit, s.ledger.InFlight(slot), now)
 		limit = t.closed.limit(limit, s.ledger.InFlight(slot), now)
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
 			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, KVSize: v.KVSize, Risk: v.Risk, State: v.State,
-			Closed: t.closed.closed(now),
+			Closed: t.closed.closed(now), Failing: failing, Trial: trial,
 		})
 	})
+	s.spareAnswers(&input)
 	return input
 }
 
@@ -403,6 +408,7 @@ func showAdmission(row *admin.Pool, in *plan.PoolInput, state *admission.PoolSta
 	}
 	for i := range in.Endpoints {
 		row.Endpoints[i].Limit, row.Endpoints[i].Closed = in.Endpoints[i].MaxInFlight, in.Endpoints[i].Closed
+		row.Endpoints[i].Failing = in.Endpoints[i].Failing
 	}
 }
 

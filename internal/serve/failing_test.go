@@ -1,0 +1,255 @@
+package serve
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admin"
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
+)
+
+// TestFailingEndpointsAreAskedByOne: what a script tells of an endpoint of 64 places, and
+// how many trials it takes at times after that, in ms; −1 is any number.
+func TestFailingEndpointsAreAskedByOne(t *testing.T) {
+	const ms, s = time.Millisecond, time.Second
+	const started, ended = fleet.AttemptStarted, fleet.AttemptEnded
+	type event struct {
+		at    time.Duration
+		kind  fleet.OutcomeKind
+		cause fleet.Cause
+		code  int
+		took  time.Duration
+	}
+	refused := func(at time.Duration) event { return event{at, ended, fleet.CauseConnectFailed, 503, 0} }
+	answer := func(at time.Duration, code int, took time.Duration) event {
+		cause := fleet.CauseOK
+		if code >= 500 {
+			cause = fleet.CauseServerError
+		}
+		return event{at, ended, cause, code, took}
+	}
+	dead := []event{refused(0), refused(0), refused(0)}
+	after := func(more ...event) []event { return append(dead[:3:3], more...) }
+	for name, row := range map[string]struct {
+		events []event
+		want   map[time.Duration]int32
+	}{
+		"two failures":                    {dead[:2], map[time.Duration]int32{0: -1}},
+		"three":                           {dead, map[time.Duration]int32{0: 0, 249 * ms: 0, 250 * ms: 1, time.Hour: 1}},
+		"three with a good one between":   {[]event{refused(0), refused(0), answer(0, 200, 0), refused(0)}, map[time.Duration]int32{0: -1}},
+		"three with a reset between":      {[]event{refused(0), {0, ended, fleet.CauseReset, 0, 0}, refused(0)}, map[time.Duration]int32{0: 0}},
+		"three 503":                       {[]event{answer(0, 503, 0), answer(0, 503, 0), answer(0, 503, 0)}, map[time.Duration]int32{0: 0}},
+		"callers who leave":               {[]event{{0, ended, fleet.CauseClientGone, 0, 0}, {0, ended, fleet.CauseClientGone, 0, 0}, {0, ended, fleet.CauseClientGone, 0, 0}}, map[time.Duration]int32{0: -1}},
+		"three 529":                       {[]event{answer(0, 529, 0), answer(0, 529, 0), answer(0, 529, 0)}, map[time.Duration]int32{0: -1}},
+		"more that had begun":             {after(refused(50*ms), refused(100*ms)), map[time.Duration]int32{249 * ms: 0, 250 * ms: 1}},
+		"one asks and fails":              {after(refused(300 * ms)), map[time.Duration]int32{300 * ms: 0, 799 * ms: 0, 800 * ms: 1}},
+		"many ask and fail":               {after(refused(s), refused(2*s), refused(4*s), refused(8*s), refused(16*s)), map[time.Duration]int32{17999 * ms: 0, 18 * s: 1}},
+		"one asks and is answered":        {after(answer(400*ms, 200, 100*ms)), map[time.Duration]int32{399 * ms: 1, 400 * ms: 16, 500 * ms: 32, 600 * ms: -1}},
+		"one asks and is told it is busy": {after(event{400 * ms, ended, fleet.CauseThrottled, 429, 100 * ms}), map[time.Duration]int32{400 * ms: 16}},
+		"one that began before it failed": {after(answer(400*ms, 200, 2*s)), map[time.Duration]int32{400 * ms: 1}},
+		"one asks and runs":               {after(event{300 * ms, started, 0, 0, 0}), map[time.Duration]int32{449 * ms: 1, 450 * ms: 16, 650 * ms: -1}},
+		"one asks, where failures take 2 s": {[]event{answer(0, 504, 2*s), answer(0, 504, 2*s), answer(0, 504, s), {300 * ms, started, 0, 0, 0}},
+			map[time.Duration]int32{4449 * ms: 1, 4450 * ms: 16}},
+		"one asks, where failures take a minute": {[]event{answer(0, 504, 60*s), answer(0, 504, 60*s), answer(0, 504, 60*s), {300 * ms, started, 0, 0, 0}},
+			map[time.Duration]int32{10299 * ms: 1, 10300 * ms: 16}},
+		"one that was on its way runs": {after(event{100 * ms, started, 0, 0, 0}), map[time.Duration]int32{250 * ms: 1, 400 * ms: 1}},
+		"one asks, where failures took 2 s before": {[]event{answer(0, 504, 2*s), answer(0, 504, 2*s), answer(0, 504, 2*s), answer(300*ms, 200, 0),
+			refused(s), refused(s), refused(s), {1300 * ms, started, 0, 0, 0}}, map[time.Duration]int32{1449 * ms: 1, 1450 * ms: 16}},
+		"it fails while it opens":          {after(event{300 * ms, started, 0, 0, 0}, refused(500*ms)), map[time.Duration]int32{500 * ms: 0, 999 * ms: 0, 1000 * ms: 1}},
+		"it fails again, after a good one": {after(answer(400*ms, 200, 100*ms), refused(500*ms), refused(500*ms)), map[time.Duration]int32{500 * ms: 32, 600 * ms: -1}},
+		"it fails for good again": {after(refused(300*ms), answer(900*ms, 200, 50*ms), refused(950*ms), refused(950*ms), refused(950*ms)),
+			map[time.Duration]int32{950 * ms: 0, 1199 * ms: 0, 1200 * ms: 1}},
+	} {
+		for at, want := range row.want {
+			var f failure
+			begin := time.Now()
+			events := row.events
+			for now := time.Duration(0); now < at; now += 50 * ms { // as ticks do
+				for len(events) > 0 && events[0].at <= now {
+					f.hear(events[0].kind, events[0].cause, events[0].code, events[0].took, begin.Add(events[0].at))
+					events = events[1:]
+				}
+				if f.trial(64, 0, begin.Add(now)); now > 30*s {
+					break
+				}
+			}
+			for _, e := range events {
+				if e.at <= at {
+					f.hear(e.kind, e.cause, e.code, e.took, begin.Add(e.at))
+				}
+			}
+			got, failing := f.trial(64, 0, begin.Add(at))
+			if !failing {
+				got = -1
+			}
+			if got != want {
+				t.Errorf("%s, after %v: %d; want %d", name, at, got, want)
+			}
+		}
+	}
+}
+
+func (f *failure) hear(kind fleet.OutcomeKind, cause fleet.Cause, code int, took time.Duration, at time.Time) {
+	f.outcome(&fleet.Outcome{Kind: kind, Route: "chat", Cause: cause, Code: code, Duration: took, At: at})
+}
+
+// kill makes an endpoint fail.
+func (f *failure) kill(cause fleet.Cause, code int, at time.Time) {
+	for range failStreak {
+		f.hear(fleet.AttemptEnded, cause, code, 0, at)
+	}
+}
+
+// TestWhatRunsOnAFailingEndpointAsksNothing: a server that stops listening ends what it
+// has; one asks beside that.
+func TestWhatRunsOnAFailingEndpointAsksNothing(t *testing.T) {
+	begin := time.Now()
+	var f failure
+	f.kill(fleet.CauseConnectFailed, 503, begin)
+	for _, row := range []struct {
+		after    time.Duration
+		inFlight int32
+		want     int32
+	}{{0, 12, 0}, {200 * time.Millisecond, 5, 0}, {250 * time.Millisecond, 4, 5}, {300 * time.Millisecond, 5, 5}, {350 * time.Millisecond, 3, 4}} {
+		if got, failing := f.trial(8, row.inFlight, begin.Add(row.after)); got != row.want || !failing {
+			t.Errorf("after %v, with %d in flight: %d, failing %v; want %d", row.after, row.inFlight, got, failing, row.want)
+		}
+	}
+}
+
+// TestWhatWasLetInWhileItOpenedAsksNothing: it failed again, and those still run.
+func TestWhatWasLetInWhileItOpenedAsksNothing(t *testing.T) {
+	begin := time.Now()
+	var f failure
+	f.kill(fleet.CauseConnectFailed, 503, begin)
+	f.trial(64, 0, begin)
+	f.hear(fleet.AttemptStarted, 0, 0, 0, begin.Add(300*time.Millisecond))
+	f.trial(64, 12, begin.Add(500*time.Millisecond))
+	f.hear(fleet.AttemptEnded, fleet.CauseConnectFailed, 503, 0, begin.Add(500*time.Millisecond))
+	f.trial(64, 12, begin.Add(550*time.Millisecond))
+	if got, failing := f.trial(64, 11, begin.Add(time.Second)); got != 12 || !failing {
+		t.Errorf("beside 11 that run: %d, failing %v; want one more", got, failing)
+	}
+}
+
+// TestWhatSpeaksForAnEndpointAndAgainst is by how an attempt ended.
+func TestWhatSpeaksForAnEndpointAndAgainst(t *testing.T) {
+	for name, row := range map[string]struct {
+		fleet.Outcome
+		failed, worked bool
+	}{
+		"an answer":                      {fleet.Outcome{Cause: fleet.CauseOK, Code: 200}, false, true},
+		"a request that it can't take":   {fleet.Outcome{Cause: fleet.CauseClientError, Code: 400}, false, true},
+		"a 429":                          {fleet.Outcome{Cause: fleet.CauseThrottled, Code: 429}, false, true},
+		"a 529":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 529}, false, false},
+		"a 500":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, true, false},
+		"a 503":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503}, true, false},
+		"a 503 with a time":              {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503, RetryAfter: time.Second}, false, false},
+		"no connection":                  {fleet.Outcome{Cause: fleet.CauseConnectFailed, Code: 503}, true, false},
+		"a break before the answer":      {fleet.Outcome{Cause: fleet.CauseReset}, true, false},
+		"a break of an answer":           {fleet.Outcome{Cause: fleet.CauseReset, Code: 200, HeaderTime: time.Second}, false, false},
+		"a caller who left":              {fleet.Outcome{Cause: fleet.CauseClientGone}, false, false},
+		"a time limit":                   {fleet.Outcome{Cause: fleet.CauseTimeout, Code: 504}, false, false},
+		"an answer that was Envoy's own": {fleet.Outcome{Cause: fleet.CauseLocal, Code: 503}, false, false},
+	} {
+		if failed(&row.Outcome) != row.failed || worked(&row.Outcome) != row.worked {
+			t.Errorf("%s: failed %v, worked %v", name, failed(&row.Outcome), worked(&row.Outcome))
+		}
+	}
+}
+
+// TestAnAskerOfWhomNothingIsHeard is for a log that is away: then nobody is kept out.
+func TestAnAskerOfWhomNothingIsHeard(t *testing.T) {
+	begin := time.Now()
+	var f failure
+	f.kill(fleet.CauseConnectFailed, 503, begin)
+	f.trial(8, 0, begin)
+	if got, failing := f.trial(8, 0, begin.Add(time.Hour)); got != 1 || !failing {
+		t.Errorf("with nobody who asks: %d, failing %v", got, failing)
+	}
+	asks := begin.Add(2 * time.Hour)
+	f.trial(8, 1, asks)
+	if got, failing := f.trial(8, 1, asks.Add(longestDoubt-time.Millisecond)); got != 1 || !failing {
+		t.Errorf("while it is waited for: %d, failing %v", got, failing)
+	}
+	if got, _ := f.trial(8, 1, asks.Add(longestDoubt)); got != 2 {
+		t.Errorf("%d after it was waited for; want a quarter of the limit", got)
+	}
+	if _, failing := f.trial(8, 1, asks.Add(longestDoubt+openSteps*openStep)); failing {
+		t.Error("it fails for ever")
+	}
+	f.hear(fleet.AttemptEnded, fleet.CauseConnectFailed, 503, 0, asks.Add(time.Minute))
+	if _, failing := f.trial(8, 1, asks.Add(time.Minute)); !failing {
+		t.Error("it never showed that it works, and another failure means nothing")
+	}
+}
+
+// TestModelListsShowNothing: requests that don't generate make no endpoint fail, and mend
+// none.
+func TestModelListsShowNothing(t *testing.T) {
+	now := time.Now()
+	for _, suffix := range []string{wire.RouteOther, wire.RouteConnect} {
+		var f failure
+		other := fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat" + suffix, Cause: fleet.CauseServerError, Code: 500, At: now}
+		for range failStreak {
+			f.outcome(&other)
+		}
+		if _, failing := f.trial(8, 0, now); failing {
+			t.Errorf("%s: it fails", suffix)
+		}
+		f.kill(fleet.CauseServerError, 500, now)
+		other.Cause, other.Code, other.At = fleet.CauseOK, http.StatusOK, now.Add(time.Second)
+		f.outcome(&other)
+		if got, failing := f.trial(8, 0, now.Add(time.Second)); got != 1 || !failing {
+			t.Errorf("%s: %d, failing %v; want one to ask", suffix, got, failing)
+		}
+	}
+}
+
+// TestPoolsThatAnswer500: one endpoint beside others is the scorer's, all are the chain's.
+func TestPoolsThatAnswer500(t *testing.T) {
+	s := newViewed(t, twoServers())
+	now := time.Now()
+	failing := func() (out [2]bool) {
+		inputs, _ := s.step(now)
+		for i := range out {
+			out[i] = inputs.Pools[0].Endpoints[i].Failing
+		}
+		return out
+	}
+	answers := func(i, code int) {
+		for range failStreak {
+			s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Endpoint: s.key(i), Cause: fleet.CauseServerError, Code: code, At: now})
+		}
+	}
+	answers(0, 500)
+	if got := failing(); got != [2]bool{} {
+		t.Errorf("one answers 500: %v", got)
+	}
+	answers(1, 500)
+	if got := failing(); got != [2]bool{true, true} {
+		t.Errorf("both answer 500: %v", got)
+	}
+	s.endpoints[s.key(0)].fails = failure{}
+	answers(1, 503)
+	if got := failing(); got != [2]bool{false, true} {
+		t.Errorf("one answers 503: %v", got)
+	}
+}
+
+// TestPeopleSeeWhatFails: beside what is closed.
+func TestPeopleSeeWhatFails(t *testing.T) {
+	row := admin.Pool{Endpoints: make([]admin.Endpoint, 2)}
+	in := plan.PoolInput{Endpoints: []plan.EndpointInput{{MaxInFlight: 7, Failing: true}, {MaxInFlight: 8, Closed: true}}}
+	showAdmission(&row, &in, &admission.PoolState{})
+	if got := row.Endpoints[0]; got.Limit != 7 || !got.Failing || got.Closed {
+		t.Errorf("the first is shown as %+v", got)
+	}
+	if got := row.Endpoints[1]; got.Limit != 8 || got.Failing || !got.Closed {
+		t.Errorf("the second is shown as %+v", got)
+	}
+}
