@@ -88,3 +88,25 @@ func TestALaterWindowBeginsWithNothing(t *testing.T) {
 		t.Errorf("%d requests are untold after the clock went back, want 1", requests)
 	}
 }
+
+// TestAnAnswerOfAnEarlierWindowAcknowledgesNothing: the server lets what is stated of
+// a window wait until that has begun.
+func TestAnAnswerOfAnEarlierWindowAcknowledgesNothing(t *testing.T) {
+	for _, row := range []struct{ answer, untold windows }{
+		{windows{6, 6}, windows{1, 10}},
+		{windows{7, 6}, windows{0, 10}},
+		{windows{6, 7}, windows{1, 0}},
+		{windows{7, 7}, windows{0, 0}},
+	} {
+		a, w := newAccount(), windows{7, 7}
+		a.admit(w, 1, 10)
+		s := a.begin(&accounted)
+		a.answered(&s, row.answer, 1, 5)
+		if requests, tokens := a.untold(w); requests != row.untold.requests || tokens != row.untold.tokens {
+			t.Errorf("%+v: %d requests and %d tokens are untold, want %+v", row.answer, requests, tokens, row.untold)
+		}
+		if stated := a.absorb(7, -5, false); stated != (row.untold.tokens > 0) {
+			t.Errorf("%+v: a correction of what the server does not count is stated: %v", row.answer, stated)
+		}
+	}
+}

@@ -405,6 +405,51 @@ func TestALateQuestionThatFallsIntoALaterWindowCostsNothing(t *testing.T) {
 	t.Error("no two answers fell into one second")
 }
 
+// TestWhatIsStatedOfAWindowThatHasNotBegunIsCountedInIt, although its ledger has
+// expired by then: the replica takes the server's clock to be ahead.
+func TestWhatIsStatedOfAWindowThatHasNotBegunIsCountedInIt(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	r := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, r)
+	client := r.link.Load().client
+	rates := admission.Rates{Requests: per(100, time.Second), Tokens: per(1000, time.Second)}
+	// The answers have to fall into two seconds, one after the other.
+	for try := range 50 {
+		m := lonely(fleet.OnErrorLocal, 1, 0)
+		in := func(now int64, alone int) answer {
+			t.Helper()
+			c := claimOf(admission.LimitKey{Limit: strconv.Itoa(try)}, rates, 7)
+			c.now = now
+			for range alone {
+				m.owe(c)
+			}
+			q := m.question(c)
+			ans, err := q.ask(t.Context(), client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.learn(c, &ans)
+			q.end(&ans)
+			return ans
+		}
+		first := in(time.Now().Add(time.Second).UnixNano(), 30)
+		eventually(t, "the next window", func() bool { return time.Now().UnixMilli() > first.requests.end+5 }) // the ledger is gone
+		second := in(time.Now().UnixNano(), 0)
+		third := in(time.Now().UnixNano(), 0)
+		if third.requests.end != first.requests.end+1000 || second.requests.end != third.requests.end {
+			continue
+		}
+		if first.requests.used != 1 || second.requests.used != 31 || second.tokens.used != 31*7 {
+			t.Errorf("%+v, then %+v: want one request used, and in the next window 31", first, second)
+		}
+		if third.requests.used != 32 || third.tokens.used != 32*7 {
+			t.Errorf("%+v, then %+v: want what was stated counted once", second, third)
+		}
+		return
+	}
+	t.Error("no answers fell into two seconds")
+}
+
 // stating asks with statements that are made up.
 type stating struct {
 	t      *testing.T
