@@ -111,6 +111,49 @@ func TestRefusedRequestsOfAFreezeCostNothing(t *testing.T) {
 	}
 }
 
+// TestARefusalKeepsNobodyFromWhatCameBack: late questions of one replica use up the
+// limit, another is refused meanwhile, and then they are taken back.
+func TestARefusalKeepsNobodyFromWhatCameBack(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	all := replicas(t, fleet.Redis{Address: s.Address(), Deadline: lateness}, 2)
+	up(t, all...)
+	a, b := all[0], all[1]
+	k, r := client("a"), requests(100, calm())
+	var told ledger
+	for range 50 {
+		told.add(b.Reserve(k, r, 0, time.Now()))
+	}
+	s.Pause()
+	if admitted, refused := atOnce(b, k, r, 0, 60); refused != 60 {
+		t.Fatalf("%+v admitted", admitted)
+	}
+	down(t, b, nil)
+	s.Resume()
+	up(t, all...)
+	expect(t, a.Reserve(k, r, 0, time.Now()), admission.ReasonRequests, 0)
+	for m := b; ; {
+		x := m.Reserve(k, r, 0, time.Now())
+		if x.Local {
+			t.Fatalf("%+v", x)
+		}
+		if !x.Admitted {
+			break
+		}
+		told.add(x)
+		if m == a {
+			m = b
+		} else {
+			m = a
+		}
+	}
+	if n := told.admitted(t); n != 100 {
+		t.Errorf("%d admitted of 100", n)
+	}
+	if n := a.Counters().Clamps + b.Counters().Clamps; n != 0 {
+		t.Errorf("the server lost counts %d times, by what it was told", n)
+	}
+}
+
 // TestLateQuestionsWithoutAnOutageCostNothing: two are late, which is no outage,
 // and their replica has used up its part.
 func TestLateQuestionsWithoutAnOutageCostNothing(t *testing.T) {

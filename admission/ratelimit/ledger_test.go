@@ -331,8 +331,7 @@ func TestTheServersCountIsWhatWasAdmitted(t *testing.T) {
 		if tokens != w.tokens {
 			t.Errorf("%d tokens counted, %d admitted", tokens, w.tokens)
 		}
-		// Who is refused has seen a limit used up, and holds the server to it.
-		if requests-spare < w.requests || !w.refused && requests-spare > w.requests {
+		if requests-spare != w.requests {
 			t.Errorf("%d requests counted less %d of nobody's, %d admitted", requests, spare, w.requests)
 		}
 		if len(w.replicas) == 1 && !w.refused && requests > max(w.requests, w.most()) {
@@ -456,11 +455,12 @@ type stating struct {
 	client rueidis.Client
 	c      *claim
 	seen   counts
+	heard  int64
 }
 
 func (s stating) ask(states statement) answer {
 	s.t.Helper()
-	q := &question{b: s.c.b, cost: s.c.cost, seen: s.seen, states: states}
+	q := &question{b: s.c.b, cost: s.c.cost, seen: s.seen, heard: s.heard, states: states}
 	q.count, q.ledger = s.c.key.redisNames(0)
 	ans, err := q.ask(s.t.Context(), s.client)
 	if err != nil {
@@ -618,6 +618,32 @@ func TestWhatCameBackMayBeAnothers(t *testing.T) {
 	s.expect(s.ask(statement{}), 3, 10) // another's
 	mine.c = s.c
 	s.expect(mine.ask(second), 4, 15)
+}
+
+// TestWhatWasHeardWithARefusalIsRestoredOnlyWhereTheCountIsMissing: of a count that
+// is there it may have come back.
+func TestWhatWasHeardWithARefusalIsRestoredOnlyWhereTheCountIsMissing(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{})
+	s.expect(first, 1, 5)
+	s.seen.requests, s.heard = count{end: first.requests.end, used: 1}, 40
+	s.expect(s.ask(statement{}), 2, 10)
+	count, _ := s.c.key.redisNames(0)
+	old := fmt.Sprintf("%d 60 %d 0", first.requests.end-s.c.b.requests.window.Milliseconds(), first.tokens.end)
+	for _, c := range []rueidis.Completed{
+		s.client.B().Del().Key(count).Build(),
+		s.client.B().Set().Key(count).Value(old).Build(), // of the window before
+	} {
+		if err := s.client.Do(t.Context(), c).Error(); err != nil {
+			t.Fatal(err)
+		}
+		s.expect(s.ask(statement{}), 41, 5)
+	}
+	s.heard = 0
+	s.seen.requests.used = 50
+	if ans := s.ask(statement{}); ans.requests.used != 51 || !ans.lost {
+		t.Errorf("%+v, want what the admitted were told restored", ans)
+	}
 }
 
 // TestTwoEpochsMayBeOpen, and their questions come in any order.

@@ -110,6 +110,37 @@ func TestWhatTheServerSaidWasUsedUpStaysSo(t *testing.T) {
 	}
 }
 
+// TestALimitThatWasUsedUpIsNotOnceMoreIsHeard of it.
+func TestALimitThatWasUsedUpIsNotOnceMoreIsHeard(t *testing.T) {
+	k, r := client("a"), requests(100, calm())
+	m := lonely(fleet.OnErrorLocal, 1, 0)
+	c := claimOf(k, r, 0)
+	said := func(want admission.Reason, seen, heard int64) {
+		t.Helper()
+		if got := m.usedUp(c); got != want {
+			t.Errorf("%v, want %v", got, want)
+		}
+		q := m.question(c)
+		q.end(nil)
+		if q.seen.requests.used != seen || q.heard != heard || q.seen.requests.end == 0 {
+			t.Errorf("%+v seen and %d heard, want %d and %d", q.seen.requests, q.heard, seen, heard)
+		}
+	}
+	hear(m, c, admission.ReasonAdmitted, 50, 0)
+	hear(m, c, admission.ReasonRequests, 100, 0)
+	said(admission.ReasonRequests, 50, 100)
+	hear(m, c, admission.ReasonAdmitted, 52, 0)
+	hear(m, c, admission.ReasonAdmitted, 51, 0) // the earlier answer
+	said(admission.ReasonAdmitted, 52, 52)
+	hear(m, c, admission.ReasonTokens, 100, 0)
+	said(admission.ReasonAdmitted, 52, 52)
+	hear(m, c, admission.ReasonAdmitted, 100, 0)
+	said(admission.ReasonRequests, 100, 100)
+	c.now += int64(r.Requests.Window)
+	hear(m, c, admission.ReasonRequests, 70, 0)
+	said(admission.ReasonAdmitted, 0, 70) // of the later window
+}
+
 // TestWhatTheServerAdmittedCountsAgainstThePart, and what others used does not.
 func TestWhatTheServerAdmittedCountsAgainstThePart(t *testing.T) {
 	m := lonely(fleet.OnErrorLocal, 2, 0)

@@ -101,7 +101,7 @@ type Redis struct {
 	settles chan settlement
 
 	own  *Embedded // what this replica admitted, whoever counted
-	seen *table    // the most that the server said was used, and accounts with it
+	seen *table    // what the server said was used, and accounts with it
 
 	// ahead is how far the server's clock was when it last answered, in ns. By it
 	// this replica's windows are the server's while that is away.
@@ -271,7 +271,7 @@ func (m *Redis) question(c *claim) *question {
 	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
 		q.account = e.account
 		q.states = e.account.begin(&c.b)
-		q.seen = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
+		q.seen, q.heard = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
 		s.mu.RUnlock()
 	}
 	return q
@@ -291,9 +291,15 @@ func (q *question) end(ans *answer) {
 	}
 }
 
-// counts are what the entry's counters hold of their windows.
-func (e *entry) counts(b *budgets) (c counts) {
-	return counts{requests: e.requests.count(b.requests.window), tokens: e.tokens.count(b.tokens.window)}
+// counts are what the entry's counters hold of their windows, and what was last heard
+// of that of the requests.
+func (e *entry) counts(b *budgets) (seen counts, heard int64) {
+	seen = counts{requests: e.requests.count(b.requests.window), tokens: e.tokens.count(b.tokens.window)}
+	last := e.heard.count(b.requests.window)
+	if last.end > seen.requests.end {
+		seen.requests = count{end: last.end}
+	}
+	return seen, max(last.used, seen.requests.used)
 }
 
 func (c *counter) count(length time.Duration) count {
@@ -313,10 +319,12 @@ func (m *Redis) learn(c *claim, ans *answer) {
 	}
 	w := ans.windows(&c.b)
 	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
-		// Requests that are only seen by who is refused for tokens may be nobody's,
-		// and taken back.
-		if ans.reason != admission.ReasonTokens {
+		// Requests that only the refused are told of may be nobody's, and taken back.
+		if ans.reason == admission.ReasonAdmitted {
 			e.requests.raise(w.requests, ans.requests.used)
+		}
+		if ans.reason != admission.ReasonTokens {
+			e.heard.set(w.requests, ans.requests.used)
 		}
 		e.tokens.set(w.tokens, ans.tokens.used)
 		s.mu.RUnlock()
@@ -464,8 +472,9 @@ func (t *table) used(c *claim) (requests, tokens int64) {
 	defer s.mu.RUnlock()
 	at := c.key.at(c.now)
 	_, requests, _ = e.requests.read(at.requests)
+	_, heard, _ := e.heard.read(at.requests)
 	_, tokens, _ = e.tokens.read(at.tokens)
-	return requests, tokens
+	return max(requests, heard), tokens
 }
 
 // Settle corrects a reservation to what was used, if its window still runs. What

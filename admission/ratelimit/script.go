@@ -64,7 +64,8 @@ type question struct {
 	count, ledger string // keys
 	b             budgets
 	cost          int64
-	seen          counts // what this replica has seen used
+	seen          counts // what this replica has seen used: of requests, who was admitted
+	heard         int64  // requests that it last heard are used of seen's window; not less
 	account       *account
 	states        statement
 }
@@ -80,7 +81,7 @@ type answer struct {
 	lost bool  // the server had lost what this replica has seen
 }
 
-// packed is the question as the script unpacks it: 22 numbers as little-endian
+// packed is the question as the script unpacks it: 23 numbers as little-endian
 // doubles, which hold whole numbers up to 2^53.
 func (q *question) packed() string {
 	s := &q.states
@@ -88,7 +89,7 @@ func (q *question) packed() string {
 		q.b.requests.limit, q.b.requests.window.Milliseconds(),
 		q.b.tokens.limit, q.b.tokens.window.Milliseconds(),
 		q.cost,
-		q.seen.requests.end, q.seen.requests.used, q.seen.tokens.end, q.seen.tokens.used,
+		q.seen.requests.end, q.seen.requests.used, q.heard, q.seen.tokens.end, q.seen.tokens.used,
 		s.account, s.epoch, s.closed, s.version, s.acknowledged,
 		s.requests.end, s.requests.total, s.requests.untold, s.requests.had,
 		s.tokens.end, s.tokens.total, s.tokens.untold, s.tokens.had,
