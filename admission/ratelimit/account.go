@@ -123,6 +123,15 @@ func (a *account) late(s *statement) {
 	a.turn()
 }
 
+// apart ends a question that the server decided without a ledger, whatever it said:
+// what it states was not taken, and what it admitted is in no epoch there.
+func (a *account) apart(s *statement) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.epoch(s.epoch).open--
+	a.turn()
+}
+
 // epoch is that of a question which has not ended.
 func (a *account) epoch(number int64) *epoch {
 	if number == a.now.number {

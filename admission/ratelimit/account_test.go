@@ -110,3 +110,23 @@ func TestAnAnswerOfAnEarlierWindowAcknowledgesNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsAskedApartIsNotTheAccounts: the server did not take the statement.
+func TestWhatIsAskedApartIsNotTheAccounts(t *testing.T) {
+	a, w := newAccount(), windows{7, 7}
+	a.admit(w, 1, 10)
+	s := a.begin(&accounted)
+	a.apart(&s)
+	if requests, tokens := a.untold(w); requests != 1 || tokens != 10 || a.acknowledged != 0 {
+		t.Errorf("%d requests and %d tokens are untold, want 1 and 10", requests, tokens)
+	}
+	late, apart := a.begin(&accounted), a.begin(&accounted)
+	a.late(&late)
+	if a.closed != 0 {
+		t.Error("an epoch was closed of which a question goes on")
+	}
+	a.apart(&apart)
+	if s = a.begin(&accounted); s.closed != 1 || s.epoch != 2 || s.requests.total != 1 || s.tokens.total != 10 {
+		t.Errorf("%+v, want the first epoch closed and no more stated", s)
+	}
+}

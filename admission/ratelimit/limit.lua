@@ -1,7 +1,8 @@
 -- Counts one client's requests and tokens of one limit. KEYS[1] is the count, which
 -- all replicas share:
 --   "<end of the request window> <requests> <end of the token window> <tokens>"
--- KEYS[2] is the ledger of the replica that asks: what of that count is its doing.
+-- KEYS[2] is the ledger of the replica that asks: what of that count is its doing. It
+-- is missing where the caller keeps no account of the client.
 -- Ends are in ms since the Unix epoch by the server's clock, which alone decides
 -- in which window a request falls. Works from Redis 6.2 on.
 

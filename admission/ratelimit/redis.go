@@ -282,6 +282,8 @@ func (m *Redis) question(c *claim) *question {
 func (q *question) end(ans *answer) {
 	switch {
 	case q.account == nil: // it found no room
+	case q.apart:
+		q.account.apart(&q.states)
 	case ans == nil:
 		q.account.late(&q.states)
 	case ans.reason == admission.ReasonAdmitted:

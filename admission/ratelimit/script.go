@@ -68,6 +68,7 @@ type question struct {
 	heard         int64  // requests that it last heard are used of seen's window; not less
 	account       *account
 	states        statement
+	apart         bool // the server decides without what it states
 }
 
 // counts are of requests and tokens.
@@ -107,10 +108,27 @@ var errClosed = errors.New("the question's epoch is closed")
 // closedEpoch is what the script returns instead of a reason then.
 const closedEpoch = 3
 
-// ask runs the script: one round trip, or two where the server does not have the
-// script yet.
+// ask has the server decide: one round trip, or two where it does not have the script
+// yet, or where the count and the ledger lie apart for the moment: a cluster moves the
+// slot of the two. Then it is asked once more, and apart from the account.
 func (q *question) ask(ctx context.Context, c rueidis.Client) (answer, error) {
-	v, err := script.Exec(ctx, c, []string{q.count, q.ledger}, []string{"reserve", q.packed()}).AsIntSlice()
+	ans, err := q.run(ctx, c)
+	if e, ok := rueidis.IsRedisErr(err); ok && e.IsTryAgain() {
+		alone := *q
+		alone.states = statement{}
+		q.apart = true
+		return alone.run(ctx, c)
+	}
+	return ans, err
+}
+
+// run runs the script. Without an account it asks for no ledger.
+func (q *question) run(ctx context.Context, c rueidis.Client) (answer, error) {
+	keys := []string{q.count, q.ledger}
+	if q.states.epoch == 0 {
+		keys = keys[:1]
+	}
+	v, err := script.Exec(ctx, c, keys, []string{"reserve", q.packed()}).AsIntSlice()
 	if err != nil {
 		return answer{}, err
 	}
