@@ -154,6 +154,37 @@ func TestARefusalKeepsNobodyFromWhatCameBack(t *testing.T) {
 	}
 }
 
+// TestACountThatIsLostAloneMakesNoRoom: its ledger is still there.
+func TestACountThatIsLostAloneMakesNoRoom(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: lateness}, 2)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1_000_000, calm())}
+	expect(t, m.Reserve(k, r, 10, time.Now()), admission.ReasonAdmitted, 99)
+	s.Pause()
+	admitted, refused := atOnce(m, k, r, 10_000, 3)
+	if refused != 0 {
+		t.Fatalf("%d refused", refused)
+	}
+	for _, a := range admitted {
+		m.Settle(a.Ticket, 5010)
+	}
+	down(t, m, nil)
+	s.Resume()
+	// The late ones reach it, and are the ledger's before the count is gone.
+	eventually(t, "late questions are counted", func() bool {
+		requests, _ := counted(t, s, k, r)
+		return requests == 4
+	})
+	s.MustDo(t, "DEL", name(k, r))
+	up(t, m)
+	a := m.Reserve(k, r, 10, time.Now())
+	expect(t, a, admission.ReasonAdmitted, 95)
+	if want := int64(1_000_000 - 3*5010 - 20); a.Tokens.Remaining != want {
+		t.Errorf("%d tokens left, want %d", a.Tokens.Remaining, want)
+	}
+}
+
 // TestLateQuestionsWithoutAnOutageCostNothing: two are late, which is no outage,
 // and their replica has used up its part.
 func TestLateQuestionsWithoutAnOutageCostNothing(t *testing.T) {

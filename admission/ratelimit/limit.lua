@@ -132,7 +132,8 @@ if epoch > 0 then
     owner, taken, shut, ledger_r, ledger_t, stated_r, stated_t, spare, from, to,
       new, new_r, new_t, old, old_r, old_t = struct.unpack(layout, packed)
   end
-  if owner ~= account then -- of an earlier process, or nobody's
+  -- Of an earlier process, or nobody's; or the count that it is of is lost.
+  if owner ~= account or not value then
     owner, taken, shut, ledger_r, ledger_t, new, old = account, 0, 0, 0, 0, 0, 0
   end
   if ledger_r ~= at_r then
