@@ -262,8 +262,8 @@ func TestAFlappingServerCountsWhatWasAdmitted(t *testing.T) {
 	}
 	requests, tokens := counted(t, s, k, r)
 	spare := int64(0) // late questions that were refused alone, after which others were told of less
-	for shard := range all {
-		_, ledger := claimOf(k, r, 0).key.redisNames(int64(shard))
+	for _, m := range all {
+		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
 		spare += spareOf(s.MustDo(t, "GET", ledger))
 	}
 	if requests-spare != int64(admitted) || tokens != 500*int64(admitted) {
@@ -323,8 +323,8 @@ func TestManyAskersAndShortFreezesAreCountedOnce(t *testing.T) {
 	}
 	requests, tokens := counted(t, s, k, r)
 	spare := int64(0)
-	for shard := range all {
-		_, ledger := claimOf(k, r, 0).key.redisNames(int64(shard))
+	for _, m := range all {
+		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
 		spare += spareOf(s.MustDo(t, "GET", ledger))
 	}
 	if n := admitted.Load(); requests-spare != n || tokens != cost*n {

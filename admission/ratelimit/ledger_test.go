@@ -185,7 +185,7 @@ func (w *world) step() {
 	}
 	if w.forgets && w.do("forgets", 8) == 0 {
 		c := claimOf(w.k, w.r, 0)
-		_, ledger := c.key.redisNames(int64(w.do("ledger", len(w.replicas))))
+		_, ledger := c.key.redisNames(w.replicas[w.do("ledger", len(w.replicas))].owner)
 		if err := w.client.Do(w.t.Context(), w.client.B().Del().Key(ledger).Build()).Error(); err != nil {
 			w.t.Fatal(err)
 		}
@@ -254,8 +254,8 @@ func (w *world) held() (requests, tokens, spare int64) {
 		return v
 	}
 	var ends [2]int64
-	for shard := range w.replicas {
-		count, ledger := c.key.redisNames(int64(shard))
+	for _, m := range w.replicas {
+		count, ledger := c.key.redisNames(m.owner)
 		if n, err := fmt.Sscan(get(count), &ends[0], &requests, &ends[1], &tokens); n != 4 {
 			w.t.Fatal(err)
 		}
@@ -495,6 +495,52 @@ func TestAnotherProcessTakesNothingBack(t *testing.T) {
 	s.expect(s.ask(statement{account: 2, epoch: 1, version: 1}), 3, 15)
 	s.expect(s.ask(statement{account: 2, epoch: 2, closed: 1, version: 2}), 3, 15) // its own one, late
 	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 4, 20) // is forgotten
+}
+
+// TestTwoProcessesOfAShardKeepALedgerEach: what the one admitted alone is stated by
+// several of its questions at once, and the other one's come between.
+func TestTwoProcessesOfAShardKeepALedgerEach(t *testing.T) {
+	s := newStating(t)
+	a, b := lonely(fleet.OnErrorLocal, 3, 1), lonely(fleet.OnErrorLocal, 3, 1)
+	for b.owner == a.owner { // one of 16 does
+		b = lonely(fleet.OnErrorLocal, 3, 1)
+	}
+	put := func(m *Redis, q *question) (ans answer) {
+		t.Helper()
+		ans, err := q.ask(t.Context(), s.client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.learn(s.c, &ans)
+		return ans
+	}
+	for range 20 {
+		a.owe(s.c)
+	}
+	var asking []*question
+	for range 4 {
+		asking = append(asking, a.question(s.c))
+	}
+	for i, q := range asking {
+		between := b.question(s.c)
+		ans := put(b, between)
+		between.end(&ans)
+		s.expect(put(a, q), 20+2*int64(i+1), 5*(20+2*int64(i+1)))
+	}
+}
+
+func TestAShardHasABoundedNumberOfLedgers(t *testing.T) {
+	owners := map[int64]bool{}
+	for range 1000 {
+		m := lonely(fleet.OnErrorLocal, 3, 2)
+		if m.owner/processes != 2 {
+			t.Fatalf("owner %d of shard 2", m.owner)
+		}
+		owners[m.owner] = true
+	}
+	if len(owners) != processes {
+		t.Errorf("%d owners, want all %d", len(owners), processes)
+	}
 }
 
 // TestWhatIsStatedOfAWindowThatHasNotBegunWaits for it: the replica's clock is ahead.

@@ -385,7 +385,7 @@ func TestCountsExpireWithTheirWindows(t *testing.T) {
 				}
 				eventually(t, "it is settled", func() bool { return m.Counters().Settled > before })
 			}
-			count, ledger := claimOf(k, r, 0).key.redisNames(0)
+			count, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
 			for _, key := range []string{count, ledger} {
 				left, err := strconv.ParseInt(s.MustDo(t, "PTTL", key), 10, 64)
 				if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"sync/atomic"
 	"time"
@@ -40,6 +41,12 @@ const (
 	openFor    = 100 * time.Millisecond
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = time.Second
+
+	// processes is how many ledgers beside a count one shard may have. While a fleet is
+	// updated two processes of a shard may run, and with one ledger each would forget
+	// what the other one's holds. They meet in one of 16 cases; then what is late or
+	// stated meanwhile may be counted more than once.
+	processes = 16
 
 	defaultDeadline = 5 * time.Millisecond
 )
@@ -83,16 +90,18 @@ type Options struct {
 // requests that the server admitted in a window, and among those this replica
 // admitted alone, but not across the two.
 //
-// It works from Redis 6.2 and on any Valkey, also as a cluster. A user of its own
-// needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
+// It works from Redis 6.2 and on any Valkey, also as a cluster, with a
+// maxmemory-policy of noeviction: a count that is evicted is room made. A user of its
+// own needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
 // script|load, and select for a database other than 0. There is one key for each
 // client and limit, of some 150 bytes, and one for each replica that asks about
-// them, of some 250; they expire with their windows.
+// them, of some 250, or up to 16 where it begins anew within a window; they expire with their windows.
 //
 // Methods may be called at once from many goroutines.
 type Redis struct {
 	redis   fleet.Redis
 	shard   int64
+	owner   int64 // of ledgers: shard × processes + which of them, by chance
 	log     *slog.Logger
 	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
 	link    atomic.Pointer[link] // nil: the server is not asked
@@ -128,6 +137,7 @@ func NewRedis(o Options) *Redis {
 	}
 	m.redis.Replicas = max(m.redis.Replicas, 1)
 	m.shard = int64(min(max(o.Shard, 0), m.redis.Replicas-1))
+	m.owner = m.shard*processes + rand.Int64N(processes)
 	if m.redis.Deadline <= 0 {
 		m.redis.Deadline = defaultDeadline
 	}
@@ -267,7 +277,7 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 // question returns what is asked. Its account waits for its end.
 func (m *Redis) question(c *claim) *question {
 	q := &question{b: c.b, cost: c.cost}
-	q.count, q.ledger = c.key.redisNames(m.shard)
+	q.count, q.ledger = c.key.redisNames(m.owner)
 	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
 		q.account = e.account
 		q.states = e.account.begin(&c.b)

@@ -854,7 +854,7 @@ func TestASlotThatMovesIsCountedAllTheSame(t *testing.T) {
 		from.MustDo(t, "MIGRATE", "127.0.0.1", strconv.Itoa(to.Port), key, "0", "10000")
 	}
 	ledgerOf := func(limit string) string {
-		_, ledger := claimOf(keys[limit], r, 0).key.redisNames(m.shard)
+		_, ledger := claimOf(keys[limit], r, 0).key.redisNames(m.owner)
 		return ledger
 	}
 	move(name(keys["the count has"], r))

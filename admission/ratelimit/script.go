@@ -25,27 +25,27 @@ var script = rueidis.NewLuaScript(limitLua)
 // beside it:
 //
 //	fairlead:limit:{<client's hash in hex>}:<request window>:<token window>:<limit>
-//	fairlead:limit:{<client's hash in hex>}/<shard>:<request window>:<token window>:<limit>
+//	fairlead:limit:{<client's hash in hex>}/<owner>:<request window>:<token window>:<limit>
 //
 // with windows in seconds. The braces are a cluster's hash tag: all that belongs to
 // a client lies on one node. The limit's name comes last, since it may hold anything.
-func (k *key) redisNames(shard int64) (count, ledger string) {
+func (k *key) redisNames(owner int64) (count, ledger string) {
 	b := make([]byte, 0, 256)
 	b = k.appendName(b, -1)
 	n := len(b)
-	both := string(k.appendName(b, shard))
+	both := string(k.appendName(b, owner))
 	return both[:n], both[n:]
 }
 
-// appendName appends the name of the count, or of a shard's ledger if that is not
+// appendName appends the name of the count, or of an owner's ledger if that is not
 // below 0.
-func (k *key) appendName(b []byte, shard int64) []byte {
+func (k *key) appendName(b []byte, owner int64) []byte {
 	b = append(b, "fairlead:limit:{"...)
 	b = hex.AppendEncode(b, k.client[:])
 	b = append(b, '}')
-	if shard >= 0 {
+	if owner >= 0 {
 		b = append(b, '/')
-		b = strconv.AppendInt(b, shard, 10)
+		b = strconv.AppendInt(b, owner, 10)
 	}
 	b = append(b, ':')
 	b = strconv.AppendInt(b, int64(k.requests/time.Second), 10)
