@@ -130,3 +130,27 @@ func TestWhatIsAskedApartIsNotTheAccounts(t *testing.T) {
 		t.Errorf("%+v, want the first epoch closed and no more stated", s)
 	}
 }
+
+func TestAnEpochThatGoesOnBringsNothingIntoALaterWindow(t *testing.T) {
+	a, w, next := newAccount(), windows{7, 7}, windows{8, 8}
+	first, late, last := a.begin(&accounted), a.begin(&accounted), a.begin(&accounted)
+	a.answered(&first, w, 1, 5)
+	a.late(&late)
+	a.answered(&last, next, 0, 0)
+	if s := a.begin(&accounted); s.closed != 1 || s.requests.total != 0 || s.tokens.total != 0 {
+		t.Errorf("%+v, want the first epoch closed and nothing of it in the later window", s)
+	}
+}
+
+func TestAnAccountIsNotOverWhileALateEpochGoesOn(t *testing.T) {
+	a, k := newAccount(), &key{requests: time.Hour, tokens: time.Hour}
+	late, last := a.begin(&accounted), a.begin(&accounted)
+	a.late(&late)
+	if a.over(k, windows{9, 9}) {
+		t.Error("over, though a question has not ended")
+	}
+	a.late(&last)
+	if !a.over(k, windows{9, 9}) {
+		t.Error("not over")
+	}
+}

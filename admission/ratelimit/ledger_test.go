@@ -543,6 +543,86 @@ func TestAShardHasABoundedNumberOfLedgers(t *testing.T) {
 	}
 }
 
+// turn has the next windows begin: one that lies ahead of the server's clock goes on.
+func (s stating) turn(last answer) (ends counts) {
+	s.t.Helper()
+	ends.requests.end = last.requests.end + s.c.b.requests.window.Milliseconds()
+	ends.tokens.end = last.tokens.end + s.c.b.tokens.window.Milliseconds()
+	count, _ := s.c.key.redisNames(0)
+	value := fmt.Sprintf("%d 0 %d 0", ends.requests.end, ends.tokens.end)
+	if err := s.client.Do(s.t.Context(), s.client.B().Set().Key(count).Value(value).Build()).Error(); err != nil {
+		s.t.Fatal(err)
+	}
+	return ends
+}
+
+// TestRequestsThatAreNobodysEndWithTheirWindow, and stand for none of the next.
+func TestRequestsThatAreNobodysEndWithTheirWindow(t *testing.T) {
+	s := newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 1, 5) // late
+	s.expect(s.ask(statement{}), 2, 10)                                // another's
+	last := s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2})
+	s.expect(last, 3, 10) // the first is nobody's
+	ends := s.turn(last)
+	s.expect(s.ask(statement{
+		account: 1, epoch: 2, closed: 1, version: 3,
+		requests: stated{end: ends.requests.end, total: 1}, tokens: stated{end: ends.tokens.end, total: 5},
+	}), 2, 10)
+}
+
+// TestTheRunOfAnEarlierWindowGivesNothingBack in the next, though as many are used.
+func TestTheRunOfAnEarlierWindowGivesNothingBack(t *testing.T) {
+	s := newStating(t)
+	var last answer
+	for range 3 {
+		last = s.ask(statement{account: 1, epoch: 1, version: 1})
+	}
+	s.expect(last, 3, 15)
+	ends := s.turn(last)
+	s.c.cost = 2000 // which is refused
+	for i, total := range []int64{3, 0} {
+		ans := s.ask(statement{
+			account: 1, epoch: 1, version: int64(2 + i), requests: stated{end: ends.requests.end, total: total},
+		})
+		if ans.reason != admission.ReasonTokens || ans.requests.used != 3 {
+			t.Errorf("%+v, want it refused with 3 requests used", ans)
+		}
+	}
+}
+
+// TestWhatIsRestoredIsKeptThoughItRefuses who told of it.
+func TestWhatIsRestoredIsKeptThoughItRefuses(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{})
+	s.expect(first, 1, 5)
+	s.seen.requests = count{end: first.requests.end, used: 100}
+	for range 2 {
+		if ans := s.ask(statement{}); ans.reason != admission.ReasonRequests || ans.requests.used != 100 {
+			t.Errorf("%+v, want it refused with all requests used", ans)
+		}
+		s.seen = counts{}
+	}
+}
+
+// TestTokensThatComeBackDoNotFallBelowNothing where they were settled before.
+func TestTokensThatComeBackDoNotFallBelowNothing(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{account: 1, epoch: 1, version: 1}) // late
+	s.expect(first, 1, 5)
+	count, _ := s.c.key.redisNames(0)
+	if n := settle(t.Context(), s.client, []settlement{{count: count, end: first.tokens.end, delta: -3}}); n != 1 {
+		t.Fatal("not settled")
+	}
+	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 1, 5)
+}
+
+// TestAnotherProcessBeginsItsEpochsAnew whatever the one before it closed.
+func TestAnotherProcessBeginsItsEpochsAnew(t *testing.T) {
+	s := newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 6, closed: 5, version: 9}), 1, 5)
+	s.expect(s.ask(statement{account: 2, epoch: 1, version: 1}), 2, 10)
+}
+
 // TestWhatIsStatedOfAWindowThatHasNotBegunWaits for it: the replica's clock is ahead.
 func TestWhatIsStatedOfAWindowThatHasNotBegunWaits(t *testing.T) {
 	s := newStating(t)

@@ -220,6 +220,28 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 			t.Errorf("%d settlements sent, want one", len(m.settles))
 		}
 	})
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprintf("admitted alone, the server was told, and is away: %v", away), func(t *testing.T) {
+			m := lonely(fleet.OnErrorLocal, 1, 0)
+			a := m.Reserve(k, r, 60, time.Now())
+			c := claimOf(k, r, 1)
+			m.question(c).end(&answer{
+				reason: admission.ReasonTokens,
+				counts: counts{tokens: count{end: a.Ticket.End.UnixMilli(), used: 60}},
+			})
+			if !away {
+				m.link.Store(&link{})
+			}
+			m.Settle(a.Ticket, 10)
+			want, sent := int64(0), 1
+			if away {
+				want, sent = -50, 0 // it is stated when the server is back
+			}
+			if q := m.question(c); q.states.tokens.untold != want || len(m.settles) != sent {
+				t.Errorf("%d tokens are to be told and %d settlements sent, want %d and %d", q.states.tokens.untold, len(m.settles), want, sent)
+			}
+		})
+	}
 	t.Run("passed open", func(t *testing.T) {
 		m := lonely(fleet.OnErrorOpen, 1, 0)
 		a := m.Reserve(k, r, 60, time.Now())
