@@ -303,8 +303,10 @@ func newWorld(t *rapid.T, client rueidis.Client, name string, limit int64) *worl
 		t: t, client: client,
 		k: admission.LimitKey{Limit: name}, r: admission.Rates{Requests: per(limit, calm()), Tokens: per(1_000_000, calm())},
 	}
-	for shard := range 1 + w.do("replicas", 3) {
-		w.replicas = append(w.replicas, lonely(fleet.OnErrorLocal, 3, shard))
+	for i := range 1 + w.do("replicas", 4) {
+		m := lonely(fleet.OnErrorLocal, 3, i%3) // the fourth is a second process of a shard
+		m.owner = m.shard*processes + int64(i/3)
+		w.replicas = append(w.replicas, m)
 	}
 	return w
 }
