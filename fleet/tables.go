@@ -61,7 +61,7 @@ func serveFields(s *Serve) []field {
 		{name: "push", doc: "Where fairlead agent pushes telemetry; absent: nowhere.", value: pushListener(&s.Push)},
 		{name: "stateDir", doc: "Journal of weights set by hand.", preset: "/var/lib/fairlead", value: directory(&s.StateDir)},
 		{name: "shard", doc: "The middle part of decision ids; replicas differ in it.", preset: "0", value: whole(&s.Shard, 0, 999)},
-		{name: "redis", doc: "A Redis or Valkey server in which several replicas count limits together; absent: each process counts for itself.", value: optional(&s.Redis, redisFields)},
+		{name: "redis", doc: "A Redis or Valkey server in which several replicas count limits together, with maxmemory-policy noeviction: a count that is evicted is room made. Absent: each process counts for itself.", value: optional(&s.Redis, redisFields)},
 	}
 }
 

@@ -99,8 +99,8 @@ func (a *account) answered(s *statement, w windows, requests, tokens int64) {
 	a.advance(w)
 	if s.version >= a.acknowledged {
 		a.acknowledged = s.version
-		a.requests.acknowledge(s.requests)
-		a.tokens.acknowledge(s.tokens)
+		a.requests.acknowledge(s.requests, w.requests)
+		a.tokens.acknowledge(s.tokens, w.tokens)
 	}
 	e := a.epoch(s.epoch)
 	if w.requests == a.requests.window {
@@ -120,6 +120,15 @@ func (a *account) late(s *statement) {
 	e := a.epoch(s.epoch)
 	e.open--
 	e.late = true
+	a.turn()
+}
+
+// apart ends a question that the server decided without a ledger, whatever it said:
+// what it states was not taken, and what it admitted is in no epoch there.
+func (a *account) apart(s *statement) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.epoch(s.epoch).open--
 	a.turn()
 }
 
@@ -169,7 +178,8 @@ func (a *account) admit(w windows, requests, tokens int64) {
 func (a *account) absorb(n, delta int64, must bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.tokens.window != n || a.tokens.alone+delta < 0 || a.version == a.acknowledged && !must {
+	known := a.version == a.acknowledged && a.tokens.alone == a.tokens.told
+	if a.tokens.window != n || a.tokens.alone+delta < 0 || known && !must {
 		return false
 	}
 	a.version++
@@ -213,8 +223,10 @@ func (t *tally) add(n, amount int64) {
 	}
 }
 
-func (t *tally) acknowledge(s stated) {
-	if s.window == t.window {
+// acknowledge notes that what was stated is counted, by an answer of the window n. In
+// an earlier one than it is about the server has not counted it: it waits.
+func (t *tally) acknowledge(s stated, n int64) {
+	if s.window == t.window && n >= s.window {
 		t.told = s.alone
 	}
 }

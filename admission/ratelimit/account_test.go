@@ -88,3 +88,69 @@ func TestALaterWindowBeginsWithNothing(t *testing.T) {
 		t.Errorf("%d requests are untold after the clock went back, want 1", requests)
 	}
 }
+
+// TestAnAnswerOfAnEarlierWindowAcknowledgesNothing: the server lets what is stated of
+// a window wait until that has begun.
+func TestAnAnswerOfAnEarlierWindowAcknowledgesNothing(t *testing.T) {
+	for _, row := range []struct{ answer, untold windows }{
+		{windows{6, 6}, windows{1, 10}},
+		{windows{7, 6}, windows{0, 10}},
+		{windows{6, 7}, windows{1, 0}},
+		{windows{7, 7}, windows{0, 0}},
+	} {
+		a, w := newAccount(), windows{7, 7}
+		a.admit(w, 1, 10)
+		s := a.begin(&accounted)
+		a.answered(&s, row.answer, 1, 5)
+		if requests, tokens := a.untold(w); requests != row.untold.requests || tokens != row.untold.tokens {
+			t.Errorf("%+v: %d requests and %d tokens are untold, want %+v", row.answer, requests, tokens, row.untold)
+		}
+		if stated := a.absorb(7, -5, false); stated != (row.untold.tokens > 0) {
+			t.Errorf("%+v: a correction of what the server does not count is stated: %v", row.answer, stated)
+		}
+	}
+}
+
+// TestWhatIsAskedApartIsNotTheAccounts: the server did not take the statement.
+func TestWhatIsAskedApartIsNotTheAccounts(t *testing.T) {
+	a, w := newAccount(), windows{7, 7}
+	a.admit(w, 1, 10)
+	s := a.begin(&accounted)
+	a.apart(&s)
+	if requests, tokens := a.untold(w); requests != 1 || tokens != 10 || a.acknowledged != 0 {
+		t.Errorf("%d requests and %d tokens are untold, want 1 and 10", requests, tokens)
+	}
+	late, apart := a.begin(&accounted), a.begin(&accounted)
+	a.late(&late)
+	if a.closed != 0 {
+		t.Error("an epoch was closed of which a question goes on")
+	}
+	a.apart(&apart)
+	if s = a.begin(&accounted); s.closed != 1 || s.epoch != 2 || s.requests.total != 1 || s.tokens.total != 10 {
+		t.Errorf("%+v, want the first epoch closed and no more stated", s)
+	}
+}
+
+func TestAnEpochThatGoesOnBringsNothingIntoALaterWindow(t *testing.T) {
+	a, w, next := newAccount(), windows{7, 7}, windows{8, 8}
+	first, late, last := a.begin(&accounted), a.begin(&accounted), a.begin(&accounted)
+	a.answered(&first, w, 1, 5)
+	a.late(&late)
+	a.answered(&last, next, 0, 0)
+	if s := a.begin(&accounted); s.closed != 1 || s.requests.total != 0 || s.tokens.total != 0 {
+		t.Errorf("%+v, want the first epoch closed and nothing of it in the later window", s)
+	}
+}
+
+func TestAnAccountIsNotOverWhileALateEpochGoesOn(t *testing.T) {
+	a, k := newAccount(), &key{requests: time.Hour, tokens: time.Hour}
+	late, last := a.begin(&accounted), a.begin(&accounted)
+	a.late(&late)
+	if a.over(k, windows{9, 9}) {
+		t.Error("over, though a question has not ended")
+	}
+	a.late(&last)
+	if !a.over(k, windows{9, 9}) {
+		t.Error("not over")
+	}
+}

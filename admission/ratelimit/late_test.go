@@ -111,6 +111,80 @@ func TestRefusedRequestsOfAFreezeCostNothing(t *testing.T) {
 	}
 }
 
+// TestARefusalKeepsNobodyFromWhatCameBack: late questions of one replica use up the
+// limit, another is refused meanwhile, and then they are taken back.
+func TestARefusalKeepsNobodyFromWhatCameBack(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	all := replicas(t, fleet.Redis{Address: s.Address(), Deadline: lateness}, 2)
+	up(t, all...)
+	a, b := all[0], all[1]
+	k, r := client("a"), requests(100, calm())
+	var told ledger
+	for range 50 {
+		told.add(b.Reserve(k, r, 0, time.Now()))
+	}
+	s.Pause()
+	if admitted, refused := atOnce(b, k, r, 0, 60); refused != 60 {
+		t.Fatalf("%+v admitted", admitted)
+	}
+	down(t, b, nil)
+	s.Resume()
+	up(t, all...)
+	expect(t, a.Reserve(k, r, 0, time.Now()), admission.ReasonRequests, 0)
+	for m := b; ; {
+		x := m.Reserve(k, r, 0, time.Now())
+		if x.Local {
+			t.Fatalf("%+v", x)
+		}
+		if !x.Admitted {
+			break
+		}
+		told.add(x)
+		if m == a {
+			m = b
+		} else {
+			m = a
+		}
+	}
+	if n := told.admitted(t); n != 100 {
+		t.Errorf("%d admitted of 100", n)
+	}
+	if n := a.Counters().Clamps + b.Counters().Clamps; n != 0 {
+		t.Errorf("the server lost counts %d times, by what it was told", n)
+	}
+}
+
+// TestACountThatIsLostAloneMakesNoRoom: its ledger is still there.
+func TestACountThatIsLostAloneMakesNoRoom(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	m := replicas(t, fleet.Redis{Address: s.Address(), Deadline: lateness}, 2)[0]
+	up(t, m)
+	k, r := client("a"), admission.Rates{Requests: per(100, calm()), Tokens: per(1_000_000, calm())}
+	expect(t, m.Reserve(k, r, 10, time.Now()), admission.ReasonAdmitted, 99)
+	s.Pause()
+	admitted, refused := atOnce(m, k, r, 10_000, 3)
+	if refused != 0 {
+		t.Fatalf("%d refused", refused)
+	}
+	for _, a := range admitted {
+		m.Settle(a.Ticket, 5010)
+	}
+	down(t, m, nil)
+	s.Resume()
+	// The late ones reach it, and are the ledger's before the count is gone.
+	eventually(t, "late questions are counted", func() bool {
+		requests, _ := counted(t, s, k, r)
+		return requests == 4
+	})
+	s.MustDo(t, "DEL", name(k, r))
+	up(t, m)
+	a := m.Reserve(k, r, 10, time.Now())
+	expect(t, a, admission.ReasonAdmitted, 95)
+	if want := int64(1_000_000 - 3*5010 - 20); a.Tokens.Remaining != want {
+		t.Errorf("%d tokens left, want %d", a.Tokens.Remaining, want)
+	}
+}
+
 // TestLateQuestionsWithoutAnOutageCostNothing: two are late, which is no outage,
 // and their replica has used up its part.
 func TestLateQuestionsWithoutAnOutageCostNothing(t *testing.T) {
@@ -188,8 +262,8 @@ func TestAFlappingServerCountsWhatWasAdmitted(t *testing.T) {
 	}
 	requests, tokens := counted(t, s, k, r)
 	spare := int64(0) // late questions that were refused alone, after which others were told of less
-	for shard := range all {
-		_, ledger := claimOf(k, r, 0).key.redisNames(int64(shard))
+	for _, m := range all {
+		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
 		spare += spareOf(s.MustDo(t, "GET", ledger))
 	}
 	if requests-spare != int64(admitted) || tokens != 500*int64(admitted) {
@@ -249,8 +323,8 @@ func TestManyAskersAndShortFreezesAreCountedOnce(t *testing.T) {
 	}
 	requests, tokens := counted(t, s, k, r)
 	spare := int64(0)
-	for shard := range all {
-		_, ledger := claimOf(k, r, 0).key.redisNames(int64(shard))
+	for _, m := range all {
+		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
 		spare += spareOf(s.MustDo(t, "GET", ledger))
 	}
 	if n := admitted.Load(); requests-spare != n || tokens != cost*n {

@@ -185,7 +185,7 @@ func (w *world) step() {
 	}
 	if w.forgets && w.do("forgets", 8) == 0 {
 		c := claimOf(w.k, w.r, 0)
-		_, ledger := c.key.redisNames(int64(w.do("ledger", len(w.replicas))))
+		_, ledger := c.key.redisNames(w.replicas[w.do("ledger", len(w.replicas))].owner)
 		if err := w.client.Do(w.t.Context(), w.client.B().Del().Key(ledger).Build()).Error(); err != nil {
 			w.t.Fatal(err)
 		}
@@ -254,8 +254,8 @@ func (w *world) held() (requests, tokens, spare int64) {
 		return v
 	}
 	var ends [2]int64
-	for shard := range w.replicas {
-		count, ledger := c.key.redisNames(int64(shard))
+	for _, m := range w.replicas {
+		count, ledger := c.key.redisNames(m.owner)
 		if n, err := fmt.Sscan(get(count), &ends[0], &requests, &ends[1], &tokens); n != 4 {
 			w.t.Fatal(err)
 		}
@@ -303,8 +303,10 @@ func newWorld(t *rapid.T, client rueidis.Client, name string, limit int64) *worl
 		t: t, client: client,
 		k: admission.LimitKey{Limit: name}, r: admission.Rates{Requests: per(limit, calm()), Tokens: per(1_000_000, calm())},
 	}
-	for shard := range 1 + w.do("replicas", 3) {
-		w.replicas = append(w.replicas, lonely(fleet.OnErrorLocal, 3, shard))
+	for i := range 1 + w.do("replicas", 4) {
+		m := lonely(fleet.OnErrorLocal, 3, i%3) // the fourth is a second process of a shard
+		m.owner = m.shard*processes + int64(i/3)
+		w.replicas = append(w.replicas, m)
 	}
 	return w
 }
@@ -331,8 +333,7 @@ func TestTheServersCountIsWhatWasAdmitted(t *testing.T) {
 		if tokens != w.tokens {
 			t.Errorf("%d tokens counted, %d admitted", tokens, w.tokens)
 		}
-		// Who is refused has seen a limit used up, and holds the server to it.
-		if requests-spare < w.requests || !w.refused && requests-spare > w.requests {
+		if requests-spare != w.requests {
 			t.Errorf("%d requests counted less %d of nobody's, %d admitted", requests, spare, w.requests)
 		}
 		if len(w.replicas) == 1 && !w.refused && requests > max(w.requests, w.most()) {
@@ -405,17 +406,63 @@ func TestALateQuestionThatFallsIntoALaterWindowCostsNothing(t *testing.T) {
 	t.Error("no two answers fell into one second")
 }
 
+// TestWhatIsStatedOfAWindowThatHasNotBegunIsCountedInIt, although its ledger has
+// expired by then: the replica takes the server's clock to be ahead.
+func TestWhatIsStatedOfAWindowThatHasNotBegunIsCountedInIt(t *testing.T) {
+	s := redisbin.Start(t, redisbin.Config{})
+	r := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	up(t, r)
+	client := r.link.Load().client
+	rates := admission.Rates{Requests: per(100, time.Second), Tokens: per(1000, time.Second)}
+	// The answers have to fall into two seconds, one after the other.
+	for try := range 50 {
+		m := lonely(fleet.OnErrorLocal, 1, 0)
+		in := func(now int64, alone int) answer {
+			t.Helper()
+			c := claimOf(admission.LimitKey{Limit: strconv.Itoa(try)}, rates, 7)
+			c.now = now
+			for range alone {
+				m.owe(c)
+			}
+			q := m.question(c)
+			ans, err := q.ask(t.Context(), client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.learn(c, &ans)
+			q.end(&ans)
+			return ans
+		}
+		first := in(time.Now().Add(time.Second).UnixNano(), 30)
+		eventually(t, "the next window", func() bool { return time.Now().UnixMilli() > first.requests.end+5 }) // the ledger is gone
+		second := in(time.Now().UnixNano(), 0)
+		third := in(time.Now().UnixNano(), 0)
+		if third.requests.end != first.requests.end+1000 || second.requests.end != third.requests.end {
+			continue
+		}
+		if first.requests.used != 1 || second.requests.used != 31 || second.tokens.used != 31*7 {
+			t.Errorf("%+v, then %+v: want one request used, and in the next window 31", first, second)
+		}
+		if third.requests.used != 32 || third.tokens.used != 32*7 {
+			t.Errorf("%+v, then %+v: want what was stated counted once", second, third)
+		}
+		return
+	}
+	t.Error("no answers fell into two seconds")
+}
+
 // stating asks with statements that are made up.
 type stating struct {
 	t      *testing.T
 	client rueidis.Client
 	c      *claim
 	seen   counts
+	heard  int64
 }
 
 func (s stating) ask(states statement) answer {
 	s.t.Helper()
-	q := &question{b: s.c.b, cost: s.c.cost, seen: s.seen, states: states}
+	q := &question{b: s.c.b, cost: s.c.cost, seen: s.seen, heard: s.heard, states: states}
 	q.count, q.ledger = s.c.key.redisNames(0)
 	ans, err := q.ask(s.t.Context(), s.client)
 	if err != nil {
@@ -450,6 +497,132 @@ func TestAnotherProcessTakesNothingBack(t *testing.T) {
 	s.expect(s.ask(statement{account: 2, epoch: 1, version: 1}), 3, 15)
 	s.expect(s.ask(statement{account: 2, epoch: 2, closed: 1, version: 2}), 3, 15) // its own one, late
 	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 4, 20) // is forgotten
+}
+
+// TestTwoProcessesOfAShardKeepALedgerEach: what the one admitted alone is stated by
+// several of its questions at once, and the other one's come between.
+func TestTwoProcessesOfAShardKeepALedgerEach(t *testing.T) {
+	s := newStating(t)
+	a, b := lonely(fleet.OnErrorLocal, 3, 1), lonely(fleet.OnErrorLocal, 3, 1)
+	for b.owner == a.owner { // one of 16 does
+		b = lonely(fleet.OnErrorLocal, 3, 1)
+	}
+	put := func(m *Redis, q *question) (ans answer) {
+		t.Helper()
+		ans, err := q.ask(t.Context(), s.client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.learn(s.c, &ans)
+		return ans
+	}
+	for range 20 {
+		a.owe(s.c)
+	}
+	var asking []*question
+	for range 4 {
+		asking = append(asking, a.question(s.c))
+	}
+	for i, q := range asking {
+		between := b.question(s.c)
+		ans := put(b, between)
+		between.end(&ans)
+		s.expect(put(a, q), 20+2*int64(i+1), 5*(20+2*int64(i+1)))
+	}
+}
+
+func TestAShardHasABoundedNumberOfLedgers(t *testing.T) {
+	owners := map[int64]bool{}
+	for range 1000 {
+		m := lonely(fleet.OnErrorLocal, 3, 2)
+		if m.owner/processes != 2 {
+			t.Fatalf("owner %d of shard 2", m.owner)
+		}
+		owners[m.owner] = true
+	}
+	if len(owners) != processes {
+		t.Errorf("%d owners, want all %d", len(owners), processes)
+	}
+}
+
+// turn has the next windows begin: one that lies ahead of the server's clock goes on.
+func (s stating) turn(last answer) (ends counts) {
+	s.t.Helper()
+	ends.requests.end = last.requests.end + s.c.b.requests.window.Milliseconds()
+	ends.tokens.end = last.tokens.end + s.c.b.tokens.window.Milliseconds()
+	count, _ := s.c.key.redisNames(0)
+	value := fmt.Sprintf("%d 0 %d 0", ends.requests.end, ends.tokens.end)
+	if err := s.client.Do(s.t.Context(), s.client.B().Set().Key(count).Value(value).Build()).Error(); err != nil {
+		s.t.Fatal(err)
+	}
+	return ends
+}
+
+// TestRequestsThatAreNobodysEndWithTheirWindow, and stand for none of the next.
+func TestRequestsThatAreNobodysEndWithTheirWindow(t *testing.T) {
+	s := newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 1, 5) // late
+	s.expect(s.ask(statement{}), 2, 10)                                // another's
+	last := s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2})
+	s.expect(last, 3, 10) // the first is nobody's
+	ends := s.turn(last)
+	s.expect(s.ask(statement{
+		account: 1, epoch: 2, closed: 1, version: 3,
+		requests: stated{end: ends.requests.end, total: 1}, tokens: stated{end: ends.tokens.end, total: 5},
+	}), 2, 10)
+}
+
+// TestTheRunOfAnEarlierWindowGivesNothingBack in the next, though as many are used.
+func TestTheRunOfAnEarlierWindowGivesNothingBack(t *testing.T) {
+	s := newStating(t)
+	var last answer
+	for range 3 {
+		last = s.ask(statement{account: 1, epoch: 1, version: 1})
+	}
+	s.expect(last, 3, 15)
+	ends := s.turn(last)
+	s.c.cost = 2000 // which is refused
+	for i, total := range []int64{3, 0} {
+		ans := s.ask(statement{
+			account: 1, epoch: 1, version: int64(2 + i), requests: stated{end: ends.requests.end, total: total},
+		})
+		if ans.reason != admission.ReasonTokens || ans.requests.used != 3 {
+			t.Errorf("%+v, want it refused with 3 requests used", ans)
+		}
+	}
+}
+
+// TestWhatIsRestoredIsKeptThoughItRefuses who told of it.
+func TestWhatIsRestoredIsKeptThoughItRefuses(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{})
+	s.expect(first, 1, 5)
+	s.seen.requests = count{end: first.requests.end, used: 100}
+	for range 2 {
+		if ans := s.ask(statement{}); ans.reason != admission.ReasonRequests || ans.requests.used != 100 {
+			t.Errorf("%+v, want it refused with all requests used", ans)
+		}
+		s.seen = counts{}
+	}
+}
+
+// TestTokensThatComeBackDoNotFallBelowNothing where they were settled before.
+func TestTokensThatComeBackDoNotFallBelowNothing(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{account: 1, epoch: 1, version: 1}) // late
+	s.expect(first, 1, 5)
+	count, _ := s.c.key.redisNames(0)
+	if n := settle(t.Context(), s.client, []settlement{{count: count, end: first.tokens.end, delta: -3}}); n != 1 {
+		t.Fatal("not settled")
+	}
+	s.expect(s.ask(statement{account: 1, epoch: 2, closed: 1, version: 2}), 1, 5)
+}
+
+// TestAnotherProcessBeginsItsEpochsAnew whatever the one before it closed.
+func TestAnotherProcessBeginsItsEpochsAnew(t *testing.T) {
+	s := newStating(t)
+	s.expect(s.ask(statement{account: 1, epoch: 6, closed: 5, version: 9}), 1, 5)
+	s.expect(s.ask(statement{account: 2, epoch: 1, version: 1}), 2, 10)
 }
 
 // TestWhatIsStatedOfAWindowThatHasNotBegunWaits for it: the replica's clock is ahead.
@@ -573,6 +746,32 @@ func TestWhatCameBackMayBeAnothers(t *testing.T) {
 	s.expect(s.ask(statement{}), 3, 10) // another's
 	mine.c = s.c
 	s.expect(mine.ask(second), 4, 15)
+}
+
+// TestWhatWasHeardWithARefusalIsRestoredOnlyWhereTheCountIsMissing: of a count that
+// is there it may have come back.
+func TestWhatWasHeardWithARefusalIsRestoredOnlyWhereTheCountIsMissing(t *testing.T) {
+	s := newStating(t)
+	first := s.ask(statement{})
+	s.expect(first, 1, 5)
+	s.seen.requests, s.heard = count{end: first.requests.end, used: 1}, 40
+	s.expect(s.ask(statement{}), 2, 10)
+	count, _ := s.c.key.redisNames(0)
+	old := fmt.Sprintf("%d 60 %d 0", first.requests.end-s.c.b.requests.window.Milliseconds(), first.tokens.end)
+	for _, c := range []rueidis.Completed{
+		s.client.B().Del().Key(count).Build(),
+		s.client.B().Set().Key(count).Value(old).Build(), // of the window before
+	} {
+		if err := s.client.Do(t.Context(), c).Error(); err != nil {
+			t.Fatal(err)
+		}
+		s.expect(s.ask(statement{}), 41, 5)
+	}
+	s.heard = 0
+	s.seen.requests.used = 50
+	if ans := s.ask(statement{}); ans.requests.used != 51 || !ans.lost {
+		t.Errorf("%+v, want what the admitted were told restored", ans)
+	}
 }
 
 // TestTwoEpochsMayBeOpen, and their questions come in any order.

@@ -1,7 +1,8 @@
 -- Counts one client's requests and tokens of one limit. KEYS[1] is the count, which
 -- all replicas share:
 --   "<end of the request window> <requests> <end of the token window> <tokens>"
--- KEYS[2] is the ledger of the replica that asks: what of that count is its doing.
+-- KEYS[2] is the ledger of the replica that asks: what of that count is its doing. It
+-- is missing where the caller keeps no account of the client.
 -- Ends are in ms since the Unix epoch by the server's clock, which alone decides
 -- in which window a request falls. Works from Redis 6.2 on.
 
@@ -34,7 +35,8 @@ local
   -- Request limit and window, token limit and window (0: no limit), cost;
   limit_r, window_r, limit_t, window_t, cost,
   -- the ends of the windows of which the caller has seen something used, and what;
-  seen_r, used_r, seen_t, used_t,
+  -- of requests, by who was admitted, and as it last heard, by anybody;
+  seen_r, used_r, heard_r, seen_t, used_t,
   -- and the caller's statement: its account's number; this question's epoch, 0 if the
   -- caller keeps no account of the client; the last epoch of which it knows how each
   -- question ended; the statement's version; the last version that was acknowledged;
@@ -43,7 +45,7 @@ local
   -- caller admitted alone and by answers of closed epochs; what of that it admitted
   -- alone and no answer has acknowledged; what answers of this epoch admitted.
   end_r, total_r, untold_r, had_r, end_t, total_t, untold_t, had_t
-  = struct.unpack('<dddddddddddddddddddddd', ARGV[2])
+  = struct.unpack('<ddddddddddddddddddddddd', ARGV[2])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -51,11 +53,12 @@ local lost = 0
 
 -- A window begins where the last is over; one that lies ahead of a clock that
 -- went back goes on. What a caller has seen used and the server has not was lost
--- by a restart or a failover: it is counted again.
+-- by a restart or a failover: it is counted again. What only the refused were told
+-- may have been taken back since; it is, where the window has no count at all.
 if window_r > 0 then
-  local till = now - now % window_r + window_r
-  if at_r < till then at_r, requests = till, 0 end
-  if at_r == seen_r and requests < used_r then requests, lost = used_r, 1 end
+  local till, least = now - now % window_r + window_r, used_r
+  if at_r < till then at_r, requests, least = till, 0, heard_r end
+  if at_r == seen_r and requests < least then requests, lost = least, 1 end
 end
 -- Tokens go down too, by being settled; so only a value that is not there at all
 -- is known to be lost.
@@ -129,7 +132,8 @@ if epoch > 0 then
     owner, taken, shut, ledger_r, ledger_t, stated_r, stated_t, spare, from, to,
       new, new_r, new_t, old, old_r, old_t = struct.unpack(layout, packed)
   end
-  if owner ~= account then -- of an earlier process, or nobody's
+  -- Of an earlier process, or nobody's; or the count that it is of is lost.
+  if owner ~= account or not value then
     owner, taken, shut, ledger_r, ledger_t, new, old = account, 0, 0, 0, 0, 0, 0
   end
   if ledger_r ~= at_r then

@@ -110,6 +110,37 @@ func TestWhatTheServerSaidWasUsedUpStaysSo(t *testing.T) {
 	}
 }
 
+// TestALimitThatWasUsedUpIsNotOnceMoreIsHeard of it.
+func TestALimitThatWasUsedUpIsNotOnceMoreIsHeard(t *testing.T) {
+	k, r := client("a"), requests(100, calm())
+	m := lonely(fleet.OnErrorLocal, 1, 0)
+	c := claimOf(k, r, 0)
+	said := func(want admission.Reason, seen, heard int64) {
+		t.Helper()
+		if got := m.usedUp(c); got != want {
+			t.Errorf("%v, want %v", got, want)
+		}
+		q := m.question(c)
+		q.end(nil)
+		if q.seen.requests.used != seen || q.heard != heard || q.seen.requests.end == 0 {
+			t.Errorf("%+v seen and %d heard, want %d and %d", q.seen.requests, q.heard, seen, heard)
+		}
+	}
+	hear(m, c, admission.ReasonAdmitted, 50, 0)
+	hear(m, c, admission.ReasonRequests, 100, 0)
+	said(admission.ReasonRequests, 50, 100)
+	hear(m, c, admission.ReasonAdmitted, 52, 0)
+	hear(m, c, admission.ReasonAdmitted, 51, 0) // the earlier answer
+	said(admission.ReasonAdmitted, 52, 52)
+	hear(m, c, admission.ReasonTokens, 100, 0)
+	said(admission.ReasonAdmitted, 52, 52)
+	hear(m, c, admission.ReasonAdmitted, 100, 0)
+	said(admission.ReasonRequests, 100, 100)
+	c.now += int64(r.Requests.Window)
+	hear(m, c, admission.ReasonRequests, 70, 0)
+	said(admission.ReasonAdmitted, 0, 70) // of the later window
+}
+
 // TestWhatTheServerAdmittedCountsAgainstThePart, and what others used does not.
 func TestWhatTheServerAdmittedCountsAgainstThePart(t *testing.T) {
 	m := lonely(fleet.OnErrorLocal, 2, 0)
@@ -189,6 +220,28 @@ func TestSettlingCorrectsAllThatCountsWithoutTheServer(t *testing.T) {
 			t.Errorf("%d settlements sent, want one", len(m.settles))
 		}
 	})
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprintf("admitted alone, the server was told, and is away: %v", away), func(t *testing.T) {
+			m := lonely(fleet.OnErrorLocal, 1, 0)
+			a := m.Reserve(k, r, 60, time.Now())
+			c := claimOf(k, r, 1)
+			m.question(c).end(&answer{
+				reason: admission.ReasonTokens,
+				counts: counts{tokens: count{end: a.Ticket.End.UnixMilli(), used: 60}},
+			})
+			if !away {
+				m.link.Store(&link{})
+			}
+			m.Settle(a.Ticket, 10)
+			want, sent := int64(0), 1
+			if away {
+				want, sent = -50, 0 // it is stated when the server is back
+			}
+			if q := m.question(c); q.states.tokens.untold != want || len(m.settles) != sent {
+				t.Errorf("%d tokens are to be told and %d settlements sent, want %d and %d", q.states.tokens.untold, len(m.settles), want, sent)
+			}
+		})
+	}
 	t.Run("passed open", func(t *testing.T) {
 		m := lonely(fleet.OnErrorOpen, 1, 0)
 		a := m.Reserve(k, r, 60, time.Now())
@@ -354,7 +407,7 @@ func TestCountsExpireWithTheirWindows(t *testing.T) {
 				}
 				eventually(t, "it is settled", func() bool { return m.Counters().Settled > before })
 			}
-			count, ledger := claimOf(k, r, 0).key.redisNames(0)
+			count, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
 			for _, key := range []string{count, ledger} {
 				left, err := strconv.ParseInt(s.MustDo(t, "PTTL", key), 10, 64)
 				if err != nil {

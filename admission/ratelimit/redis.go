@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"sync/atomic"
 	"time"
@@ -40,6 +41,12 @@ const (
 	openFor    = 100 * time.Millisecond
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = time.Second
+
+	// processes is how many ledgers beside a count one shard may have. While a fleet is
+	// updated two processes of a shard may run, and with one ledger each would forget
+	// what the other one's holds. They meet in one of 16 cases; then what is late or
+	// stated meanwhile may be counted more than once.
+	processes = 16
 
 	defaultDeadline = 5 * time.Millisecond
 )
@@ -83,16 +90,18 @@ type Options struct {
 // requests that the server admitted in a window, and among those this replica
 // admitted alone, but not across the two.
 //
-// It works from Redis 6.2 and on any Valkey, also as a cluster. A user of its own
-// needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
+// It works from Redis 6.2 and on any Valkey, also as a cluster, with a
+// maxmemory-policy of noeviction: a count that is evicted is room made. A user of its
+// own needs, for keys fairlead:limit:*, the commands get, set, time, eval, evalsha and
 // script|load, and select for a database other than 0. There is one key for each
 // client and limit, of some 150 bytes, and one for each replica that asks about
-// them, of some 250; they expire with their windows.
+// them, of some 250, or up to 16 where it begins anew within a window; they expire with their windows.
 //
 // Methods may be called at once from many goroutines.
 type Redis struct {
 	redis   fleet.Redis
 	shard   int64
+	owner   int64 // of ledgers: shard × processes + which of them, by chance
 	log     *slog.Logger
 	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
 	link    atomic.Pointer[link] // nil: the server is not asked
@@ -101,7 +110,7 @@ type Redis struct {
 	settles chan settlement
 
 	own  *Embedded // what this replica admitted, whoever counted
-	seen *table    // the most that the server said was used, and accounts with it
+	seen *table    // what the server said was used, and accounts with it
 
 	// ahead is how far the server's clock was when it last answered, in ns. By it
 	// this replica's windows are the server's while that is away.
@@ -128,6 +137,7 @@ func NewRedis(o Options) *Redis {
 	}
 	m.redis.Replicas = max(m.redis.Replicas, 1)
 	m.shard = int64(min(max(o.Shard, 0), m.redis.Replicas-1))
+	m.owner = m.shard*processes + rand.Int64N(processes)
 	if m.redis.Deadline <= 0 {
 		m.redis.Deadline = defaultDeadline
 	}
@@ -267,11 +277,11 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 // question returns what is asked. Its account waits for its end.
 func (m *Redis) question(c *claim) *question {
 	q := &question{b: c.b, cost: c.cost}
-	q.count, q.ledger = c.key.redisNames(m.shard)
+	q.count, q.ledger = c.key.redisNames(m.owner)
 	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
 		q.account = e.account
 		q.states = e.account.begin(&c.b)
-		q.seen = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
+		q.seen, q.heard = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
 		s.mu.RUnlock()
 	}
 	return q
@@ -282,6 +292,8 @@ func (m *Redis) question(c *claim) *question {
 func (q *question) end(ans *answer) {
 	switch {
 	case q.account == nil: // it found no room
+	case q.apart:
+		q.account.apart(&q.states)
 	case ans == nil:
 		q.account.late(&q.states)
 	case ans.reason == admission.ReasonAdmitted:
@@ -291,9 +303,15 @@ func (q *question) end(ans *answer) {
 	}
 }
 
-// counts are what the entry's counters hold of their windows.
-func (e *entry) counts(b *budgets) (c counts) {
-	return counts{requests: e.requests.count(b.requests.window), tokens: e.tokens.count(b.tokens.window)}
+// counts are what the entry's counters hold of their windows, and what was last heard
+// of that of the requests.
+func (e *entry) counts(b *budgets) (seen counts, heard int64) {
+	seen = counts{requests: e.requests.count(b.requests.window), tokens: e.tokens.count(b.tokens.window)}
+	last := e.heard.count(b.requests.window)
+	if last.end > seen.requests.end {
+		seen.requests = count{end: last.end}
+	}
+	return seen, max(last.used, seen.requests.used)
 }
 
 func (c *counter) count(length time.Duration) count {
@@ -313,10 +331,12 @@ func (m *Redis) learn(c *claim, ans *answer) {
 	}
 	w := ans.windows(&c.b)
 	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
-		// Requests that are only seen by who is refused for tokens may be nobody's,
-		// and taken back.
-		if ans.reason != admission.ReasonTokens {
+		// Requests that only the refused are told of may be nobody's, and taken back.
+		if ans.reason == admission.ReasonAdmitted {
 			e.requests.raise(w.requests, ans.requests.used)
+		}
+		if ans.reason != admission.ReasonTokens {
+			e.heard.set(w.requests, ans.requests.used)
 		}
 		e.tokens.set(w.tokens, ans.tokens.used)
 		s.mu.RUnlock()
@@ -464,8 +484,9 @@ func (t *table) used(c *claim) (requests, tokens int64) {
 	defer s.mu.RUnlock()
 	at := c.key.at(c.now)
 	_, requests, _ = e.requests.read(at.requests)
+	_, heard, _ := e.heard.read(at.requests)
 	_, tokens, _ = e.tokens.read(at.tokens)
-	return requests, tokens
+	return max(requests, heard), tokens
 }
 
 // Settle corrects a reservation to what was used, if its window still runs. What

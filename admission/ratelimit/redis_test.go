@@ -781,17 +781,8 @@ func TestNamesOfCountsKeepAClientOnOneNodeOfACluster(t *testing.T) {
 }
 
 func TestRunsOnACluster(t *testing.T) {
-	s := redisbin.Start(t, redisbin.Config{TCP: true, Lines: []string{"cluster-enabled yes"}})
-	slots := []string{"CLUSTER", "ADDSLOTS"}
-	for slot := range 16384 {
-		slots = append(slots, strconv.Itoa(slot))
-	}
-	s.MustDo(t, slots...)
-	eventually(t, "the cluster is formed", func() bool {
-		info, err := s.Do("CLUSTER", "INFO")
-		return err == nil && strings.Contains(info, "cluster_state:ok")
-	})
-	m := replicas(t, fleet.Redis{Address: s.Address()}, 1)[0]
+	nodes, _ := clusterOf(t, 1)
+	m := replicas(t, fleet.Redis{Address: nodes[0].Address()}, 1)[0]
 	up(t, m)
 	for i := range 20 {
 		k, r := client(fmt.Sprint(i)), admission.Rates{Requests: per(10, calm()), Tokens: per(100, calm())}
@@ -802,6 +793,94 @@ func TestRunsOnACluster(t *testing.T) {
 	eventually(t, "all is settled", func() bool { return m.Counters().Settled == 20 })
 	if c := m.Counters(); c.Local != 0 || c.Errors != 0 {
 		t.Errorf("%+v", c)
+	}
+}
+
+// clusterOf starts nodes of which the first holds all slots, and returns their ids.
+func clusterOf(t *testing.T, n int) (nodes []*redisbin.Server, ids []string) {
+	t.Helper()
+	for range n {
+		s := redisbin.Start(t, redisbin.Config{TCP: true, Lines: []string{"cluster-enabled yes"}})
+		nodes, ids = append(nodes, s), append(ids, s.MustDo(t, "CLUSTER", "MYID"))
+	}
+	slots := []string{"CLUSTER", "ADDSLOTS"}
+	for slot := range 16384 {
+		slots = append(slots, strconv.Itoa(slot))
+	}
+	nodes[0].MustDo(t, slots...)
+	for _, s := range nodes[1:] {
+		port := strconv.Itoa(s.Port)
+		nodes[0].MustDo(t, "CLUSTER", "MEET", "127.0.0.1", port, strconv.Itoa(s.Port+10_000))
+	}
+	for _, s := range nodes {
+		eventually(t, "the cluster is formed", func() bool {
+			info, err := s.Do("CLUSTER", "INFO")
+			return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprint("cluster_known_nodes:", n))
+		})
+	}
+	return nodes, ids
+}
+
+// TestASlotThatMovesIsCountedAllTheSame: of a client that is new, of one whose keys
+// have not moved and of those of which one of two has.
+func TestASlotThatMovesIsCountedAllTheSame(t *testing.T) {
+	nodes, ids := clusterOf(t, 2)
+	from, to := nodes[0], nodes[1]
+	m := replicas(t, fleet.Redis{Address: from.Address()}, 1)[0]
+	up(t, m)
+	r := admission.Rates{Requests: per(100, calm()), Tokens: per(1000, calm())}
+	keys := map[string]admission.LimitKey{}
+	for _, limit := range []string{"new", "has not moved", "the count has", "the ledger has"} {
+		keys[limit] = admission.LimitKey{Limit: limit, Client: client("a").Client}
+	}
+	asked := map[string]int64{}
+	ask := func(limit string) {
+		t.Helper()
+		asked[limit]++
+		a := m.Reserve(keys[limit], r, 5, time.Now())
+		if !a.Admitted || a.Local || a.Requests.Remaining != 100-asked[limit] || a.Tokens.Remaining != 1000-5*asked[limit] {
+			t.Errorf("%s: %+v, want it the server's admission %d", limit, a, asked[limit])
+		}
+	}
+	for limit := range keys {
+		if limit != "new" {
+			ask(limit)
+		}
+	}
+	slot := from.MustDo(t, "CLUSTER", "KEYSLOT", name(keys["new"], r))
+	to.MustDo(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+	from.MustDo(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+	move := func(key string) {
+		from.MustDo(t, "MIGRATE", "127.0.0.1", strconv.Itoa(to.Port), key, "0", "10000")
+	}
+	ledgerOf := func(limit string) string {
+		_, ledger := claimOf(keys[limit], r, 0).key.redisNames(m.owner)
+		return ledger
+	}
+	move(name(keys["the count has"], r))
+	move(ledgerOf("the ledger has"))
+	for range 5 {
+		for limit := range keys {
+			ask(limit)
+		}
+	}
+	for _, limit := range []string{"has not moved", "the ledger has"} {
+		move(name(keys[limit], r))
+	}
+	for _, limit := range []string{"has not moved", "the count has"} {
+		move(ledgerOf(limit))
+	}
+	for _, s := range []*redisbin.Server{to, from} {
+		s.MustDo(t, "CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+	}
+	for range 2 {
+		for limit := range keys {
+			m.question(claimOf(keys[limit], r, 5)).end(nil) // never sent: all before it is stated
+			ask(limit)
+		}
+	}
+	if c := m.Counters(); c.Errors != 0 || c.Local != 0 || c.Connects != 1 {
+		t.Errorf("%+v, want no error", c)
 	}
 }
 

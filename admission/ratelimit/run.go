@@ -121,7 +121,7 @@ func (m *Redis) probe(ctx context.Context, l *link, limit time.Duration) error {
 	defer cancel()
 	k := key{limit: "probe", requests: time.Second}
 	q := question{b: budgets{requests: budget{limit: maxUsed, window: time.Second}}}
-	q.count, q.ledger = k.redisNames(m.shard)
+	q.count, q.ledger = k.redisNames(m.owner)
 	_, err := q.ask(ctx, l.client)
 	return err
 }

@@ -25,27 +25,27 @@ var script = rueidis.NewLuaScript(limitLua)
 // beside it:
 //
 //	fairlead:limit:{<client's hash in hex>}:<request window>:<token window>:<limit>
-//	fairlead:limit:{<client's hash in hex>}/<shard>:<request window>:<token window>:<limit>
+//	fairlead:limit:{<client's hash in hex>}/<owner>:<request window>:<token window>:<limit>
 //
 // with windows in seconds. The braces are a cluster's hash tag: all that belongs to
 // a client lies on one node. The limit's name comes last, since it may hold anything.
-func (k *key) redisNames(shard int64) (count, ledger string) {
+func (k *key) redisNames(owner int64) (count, ledger string) {
 	b := make([]byte, 0, 256)
 	b = k.appendName(b, -1)
 	n := len(b)
-	both := string(k.appendName(b, shard))
+	both := string(k.appendName(b, owner))
 	return both[:n], both[n:]
 }
 
-// appendName appends the name of the count, or of a shard's ledger if that is not
+// appendName appends the name of the count, or of an owner's ledger if that is not
 // below 0.
-func (k *key) appendName(b []byte, shard int64) []byte {
+func (k *key) appendName(b []byte, owner int64) []byte {
 	b = append(b, "fairlead:limit:{"...)
 	b = hex.AppendEncode(b, k.client[:])
 	b = append(b, '}')
-	if shard >= 0 {
+	if owner >= 0 {
 		b = append(b, '/')
-		b = strconv.AppendInt(b, shard, 10)
+		b = strconv.AppendInt(b, owner, 10)
 	}
 	b = append(b, ':')
 	b = strconv.AppendInt(b, int64(k.requests/time.Second), 10)
@@ -64,9 +64,11 @@ type question struct {
 	count, ledger string // keys
 	b             budgets
 	cost          int64
-	seen          counts // what this replica has seen used
+	seen          counts // what this replica has seen used: of requests, who was admitted
+	heard         int64  // requests that it last heard are used of seen's window; not less
 	account       *account
 	states        statement
+	apart         bool // the server decides without what it states
 }
 
 // counts are of requests and tokens.
@@ -80,7 +82,7 @@ type answer struct {
 	lost bool  // the server had lost what this replica has seen
 }
 
-// packed is the question as the script unpacks it: 22 numbers as little-endian
+// packed is the question as the script unpacks it: 23 numbers as little-endian
 // doubles, which hold whole numbers up to 2^53.
 func (q *question) packed() string {
 	s := &q.states
@@ -88,7 +90,7 @@ func (q *question) packed() string {
 		q.b.requests.limit, q.b.requests.window.Milliseconds(),
 		q.b.tokens.limit, q.b.tokens.window.Milliseconds(),
 		q.cost,
-		q.seen.requests.end, q.seen.requests.used, q.seen.tokens.end, q.seen.tokens.used,
+		q.seen.requests.end, q.seen.requests.used, q.heard, q.seen.tokens.end, q.seen.tokens.used,
 		s.account, s.epoch, s.closed, s.version, s.acknowledged,
 		s.requests.end, s.requests.total, s.requests.untold, s.requests.had,
 		s.tokens.end, s.tokens.total, s.tokens.untold, s.tokens.had,
@@ -106,10 +108,27 @@ var errClosed = errors.New("the question's epoch is closed")
 // closedEpoch is what the script returns instead of a reason then.
 const closedEpoch = 3
 
-// ask runs the script: one round trip, or two where the server does not have the
-// script yet.
+// ask has the server decide: one round trip, or two where it does not have the script
+// yet, or where the count and the ledger lie apart for the moment: a cluster moves the
+// slot of the two. Then it is asked once more, and apart from the account.
 func (q *question) ask(ctx context.Context, c rueidis.Client) (answer, error) {
-	v, err := script.Exec(ctx, c, []string{q.count, q.ledger}, []string{"reserve", q.packed()}).AsIntSlice()
+	ans, err := q.run(ctx, c)
+	if e, ok := rueidis.IsRedisErr(err); ok && e.IsTryAgain() {
+		alone := *q
+		alone.states = statement{}
+		q.apart = true
+		return alone.run(ctx, c)
+	}
+	return ans, err
+}
+
+// run runs the script. Without an account it asks for no ledger.
+func (q *question) run(ctx context.Context, c rueidis.Client) (answer, error) {
+	keys := []string{q.count, q.ledger}
+	if q.states.epoch == 0 {
+		keys = keys[:1]
+	}
+	v, err := script.Exec(ctx, c, keys, []string{"reserve", q.packed()}).AsIntSlice()
 	if err != nil {
 		return answer{}, err
 	}

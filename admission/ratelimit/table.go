@@ -26,7 +26,11 @@ type key struct {
 // entry is what one client has used of one limit.
 type entry struct {
 	requests, tokens counter
-	account          *account // in a table that is unshared; else nil
+	// heard is, in the table of what a server said, what that last said was used of
+	// the requests, also to who was refused; requests is then the most that who was
+	// admitted was told.
+	heard   counter
+	account *account // in a table that is unshared; else nil
 }
 
 // windows of a key at one moment, by their numbers; 0 where not limited.
@@ -43,12 +47,12 @@ func (k *key) at(now int64) (w windows) {
 }
 
 func (e *entry) outgrown(w windows) bool {
-	return e.requests.outgrown(w.requests) || e.tokens.outgrown(w.tokens)
+	return e.requests.outgrown(w.requests) || e.heard.outgrown(w.requests) || e.tokens.outgrown(w.tokens)
 }
 
 // over says that nothing the entry holds counts any more.
 func (e *entry) over(k *key, w windows) bool {
-	return (k.requests == 0 || e.requests.window() < w.requests) &&
+	return (k.requests == 0 || max(e.requests.window(), e.heard.window()) < w.requests) &&
 		(k.tokens == 0 || e.tokens.window() < w.tokens) &&
 		(e.account == nil || e.account.over(k, w))
 }
@@ -213,6 +217,7 @@ func fresh(k *key, w windows, back time.Duration) *entry {
 	e := &entry{}
 	if k.requests > 0 {
 		e.requests.first = w.requests - int64(back/k.requests)
+		e.heard.first = e.requests.first
 	}
 	if k.tokens > 0 {
 		e.tokens.first = w.tokens - int64(back/k.tokens)
@@ -229,6 +234,7 @@ func (e *entry) renewed(k *key, w windows) *entry {
 	c := fresh(k, w, back)
 	c.account = e.account
 	c.requests.renew(&e.requests, w.requests)
+	c.heard.renew(&e.heard, w.requests)
 	c.tokens.renew(&e.tokens, w.tokens)
 	return c
 }

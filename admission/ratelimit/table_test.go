@@ -180,6 +180,30 @@ func TestAnOutgrownCounterKeepsItsTokens(t *testing.T) {
 	}
 }
 
+// TestWhatWasHeardIsKeptAsLongAsItCounts, also by itself and in an old counter.
+func TestWhatWasHeardIsKeptAsLongAsItCounts(t *testing.T) {
+	const n = 1 << 30
+	k := key{requests: time.Second}
+	e := fresh(&k, windows{requests: n}, back)
+	e.heard.set(n+1, 9)
+	if e.over(&k, windows{requests: n + 1}) || !e.over(&k, windows{requests: n + 2}) {
+		t.Error("what was heard does not count until its window is over")
+	}
+	// A renewed counter begins in another window than those beside it.
+	e.heard = counter{first: n - maxOffset}
+	e.heard.set(n, 9)
+	if !e.outgrown(windows{requests: n + 1}) {
+		t.Error("what will be heard has no room")
+	}
+	if _, used, _ := e.renewed(&k, windows{requests: n + 1}).heard.read(n + 1); used != 0 {
+		t.Errorf("%d heard of a window that has begun since", used)
+	}
+	e.requests.first = n - maxOffset - 1 // outgrown, in the window that still counts
+	if _, used, _ := e.renewed(&k, windows{requests: n}).heard.read(n); used != 9 {
+		t.Errorf("%d heard once it was renewed, want 9", used)
+	}
+}
+
 func TestTableHoldsUnderConcurrentEviction(t *testing.T) {
 	m := newEmbedded(4 * shards)
 	r := requests(5, time.Second)
