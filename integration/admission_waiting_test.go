@@ -61,7 +61,7 @@ routes:
 			if hopeless > 0 {
 				t.Errorf("%d were told not to retry beside a pool of which a place is free each 75 ms", hopeless)
 			}
-			if told := of.longest.Load(); told == 0 || told > 5000 {
+			if told := of.longest.Load(); told == 0 || told > 10_000 { // before a first answer has ended up to that
 				t.Errorf("at most %d ms told; want some refused, and none for longer than a few turns of eight callers on four places", told)
 			}
 			if gaveUp > served/5 {
@@ -102,7 +102,7 @@ routes:
 	parts.Wait()
 	served, gaveUp := of.served.Load(), of.gaveUp.Load()
 	t.Logf("%d operations served, %d given up; at most %d ms told", served, gaveUp, of.longest.Load())
-	if told := of.longest.Load(); told == 0 || told > 5000 {
+	if told := of.longest.Load(); told == 0 || told > 10_000 { // before a first answer has ended up to that
 		t.Errorf("at most %d ms told; want some refused, and none for longer than a few turns of 27 workers on nine places", told)
 	}
 	if gaveUp > served/5 {
