@@ -255,12 +255,20 @@ func (c *client) use(limit string) *use {
 	return &c.uses[len(c.uses)-1]
 }
 
-// account returns what the client has of a pool.
-func (c *client) account(p *pool, class fleet.RequestClass) *account {
+// find is the client's account of a pool, nil if it has none yet.
+func (c *client) find(p *pool, class fleet.RequestClass) *account {
 	for i := range c.accounts {
 		if a := &c.accounts[i]; a.pool == p && a.class == class {
 			return a
 		}
+	}
+	return nil
+}
+
+// account returns what the client has of a pool.
+func (c *client) account(p *pool, class fleet.RequestClass) *account {
+	if a := c.find(p, class); a != nil {
+		return a
 	}
 	c.accounts = append(c.accounts, account{pool: p, class: class})
 	return &c.accounts[len(c.accounts)-1]

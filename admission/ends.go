@@ -54,8 +54,8 @@ func (e *ends) trim(live int) {
 	}
 }
 
-// first is before when none of so many requests in flight hardly ends; 0 if one may at
-// any time.
+// first is the time before which hardly any of so many requests in flight ends; 0 if one
+// may at any time.
 func (e *ends) first(live int) time.Duration {
 	if len(e.at) == 0 || e.apart == 1 && len(e.at) < live {
 		return 0

@@ -115,7 +115,7 @@ func TestWhoAServerSentAwayIsNotEarly(t *testing.T) {
 		"an answer":                            {[]answer{{http.StatusOK, 0}}, false, time.Second, true},
 		"a bad request":                        {[]answer{{http.StatusBadRequest, 0}}, false, time.Second, true},
 		"broken after 40 s told, known after":  {[]answer{{busy, 40 * time.Second}, {broken, 0}}, true, 20 * time.Second, true},
-		"overloaded, told 20 s, known after":   {[]answer{{statusOverloaded, 20 * time.Second}}, true, 20 * time.Second, false},
+		"overloaded, told 20 s, known after":   {[]answer{{fleet.StatusOverloaded, 20 * time.Second}}, true, 20 * time.Second, false},
 		"unavailable, told nothing, back late": {[]answer{{unavailable, 0}}, false, 20 * time.Second, true},
 	} {
 		for _, limited := range []bool{false, true} {

@@ -103,7 +103,8 @@ func (l *level) least() time.Duration {
 	return time.Duration(l.answers.shortest.Load())
 }
 
-// endsAfter is before when a request that enters now hardly ends; 0 if that is unknown.
+// endsAfter is the time before which a request that enters now hardly ends; 0 if that is
+// unknown.
 func (l *level) endsAfter(now time.Duration) time.Duration {
 	if least := l.least(); least > 0 {
 		return now + least

@@ -107,14 +107,11 @@ func (k *claim) told(o *fleet.Outcome) time.Duration {
 	switch {
 	case k.over >= o.Attempt:
 		return min(max(k.after, backoff), retryMax)
-	case o.Code == http.StatusTooManyRequests, o.Code == http.StatusServiceUnavailable, o.Code == statusOverloaded:
+	case fleet.TurnsAway(o.Code):
 		return retryMax
 	}
 	return backoff
 }
-
-// statusOverloaded is Anthropic's "overloaded".
-const statusOverloaded = 529
 
 // backoff is how long official SDKs wait at most before they try again, where nothing
 // says for how long (openai-go's and anthropic-sdk-go's retryDelay).

@@ -56,7 +56,7 @@ type pool struct {
 	due atomic.Int64
 	// soon is how many requests may come so within soonLeads times lead.
 	soon atomic.Int64
-	// firstEnd is before when none of its requests hardly ends; 0 is unknown.
+	// firstEnd is the time before which hardly any of its requests ends; 0 is unknown.
 	firstEnd atomic.Int64
 	// fresh is how many requests came for the first time since the last step.
 	fresh atomic.Int64

@@ -8,8 +8,8 @@ import (
 )
 
 // Each client has a queue of its own for each level of a pool, and one behind its own
-// limit: slots are given at the pace at which its share ends, to the number of those
-// that wait. First tries that are known for such leave the places that end to those
+// limit: slots are given when as many places of its share as there are requests that wait
+// have probably become free; see ends. First tries that are known for such leave the places that end to those
 // that wait. Without it workers of one key starve each other: whoever had an answer
 // asks for the next one at once, has the place that became free by it, and those that
 // were told to wait come in vain until their retries are used up (ADR 0014).
@@ -119,8 +119,8 @@ func (a *account) hopes(share float64) bool {
 	return a.pool.accounts.Load() > 1 && float64(a.live+1) < share
 }
 
-// firstEnd is before when no place for the account hardly becomes free; 0 if that is
-// unknown.
+// firstEnd is the time before which a place for the account hardly becomes free; 0 if
+// that is unknown.
 func (a *account) firstEnd(share float64) time.Duration {
 	if a.hopes(share) {
 		return time.Duration(a.pool.firstEnd.Load())

@@ -312,6 +312,11 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	return s.queue(t)
 }
 
+// inLine reports whether a request may have a slot of the line.
+func (s *slots) inLine(t *turn) bool {
+	return !t.alone && t.below && 2*float64(t.live) < t.share && s.shared < s.free(s.earliness(t.now), t.most)
+}
+
 // giveLast gives a slot behind the account's last to a request that came too early,
 // instead of one that it has.
 func (s *slots) giveLast(t *turn, pace time.Duration) (time.Duration, bool) {

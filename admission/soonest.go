@@ -1,10 +1,6 @@
 package admission
 
-import (
-	"time"
-
-	"github.com/fairlead-proxy/fairlead/fleet"
-)
+import "time"
 
 // A request that no pool of its chain has room for waits for one of them. Were it always
 // the same one, all that the chain sends away would wait at the pace of that pool, and
@@ -36,16 +32,6 @@ func (g *Gate) Wait(a *Ask) time.Duration {
 	return acc.wait(&b)
 }
 
-// find is the client's account of a pool, nil if it has none yet.
-func (c *client) find(p *pool, class fleet.RequestClass) *account {
-	for i := range c.accounts {
-		if a := &c.accounts[i]; a.pool == p && a.class == class {
-			return a
-		}
-	}
-	return nil
-}
-
 // wait is how long lineUp would let a request wait that has no slot.
 func (a *account) wait(b *bid) time.Duration {
 	accounts := b.pool.accounts.Load()
@@ -61,9 +47,4 @@ func (a *account) wait(b *bid) time.Duration {
 		}
 	}
 	return t.now + t.queued - b.now
-}
-
-// inLine reports whether a request may have a slot of the line.
-func (s *slots) inLine(t *turn) bool {
-	return !t.alone && t.below && 2*float64(t.live) < t.share && s.shared < s.free(s.earliness(t.now), t.most)
 }

@@ -324,10 +324,6 @@ func retryPolicy(on string, c chain) *routev3.RetryPolicy {
 	}
 }
 
-// statusOverloaded is what Anthropic's API answers when its shared capacity is used
-// up.
-const statusOverloaded = 529
-
 // retryGenerating tries again elsewhere what a server refused before it began: a 503
 // anywhere, a 429 or 529 only in another tier, since those of the same tier share
 // their quota.
@@ -335,7 +331,7 @@ func retryGenerating(c chain) *routev3.RetryPolicy {
 	p := retryPolicy(onGenerating, c)
 	p.RetriableStatusCodes = []uint32{http.StatusServiceUnavailable}
 	if c.tiersChange {
-		p.RetriableStatusCodes = []uint32{http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded}
+		p.RetriableStatusCodes = []uint32{http.StatusTooManyRequests, http.StatusServiceUnavailable, fleet.StatusOverloaded}
 	}
 	return p
 }

@@ -13,9 +13,9 @@ import (
 
 // Admission decides what may enter, and what those are told that may not.
 type Admission interface {
-	// Admit is asked for each generating request that the plan doesn't refuse and
-	// whose body isn't too large by its length: once, or again while it answers Held. Of the Ask nothing but the ID may be
-	// kept.
+	// Admit is asked for each generating request that the plan doesn't refuse and whose
+	// body isn't too large by its length: once, or again while it answers Held. Of the
+	// Ask nothing but the ID may be kept.
 	Admit(*admission.Ask) admission.Verdict
 	// Refuse is told of a request that is refused for another reason, or for that of a
 	// Verdict that was Held, and says when it may come back.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
+	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 )
 
@@ -47,10 +48,6 @@ type Answer struct {
 	Wait time.Duration
 }
 
-// turnsAway reports whether a status may lack retry fields: too many requests,
-// unavailable, and overloaded (529, as Anthropic's API has it).
-func turnsAway(status int) bool { return status == 429 || status == 503 || status == 529 }
-
 // responsePhase waits for the headers of the answer and ends the stream with
 // them. It always ends well: whatever is amiss, the answer passes as it is. A
 // caller or an Envoy that is gone is nothing amiss.
@@ -89,7 +86,7 @@ func (s *Service) responseHeaders(c *call, w *waiting, now time.Time) {
 		return
 	}
 	c.out.b = answers.Get(0)
-	if status := c.req.status; !turnsAway(status) {
+	if status := c.req.status; !fleet.TurnsAway(status) {
 		*c.out.b = append(*c.out.b, emptyAnswer[kindResponseHeaders]...)
 		return
 	}

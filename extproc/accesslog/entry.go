@@ -272,7 +272,7 @@ func indexOf(names []string) map[string]int {
 // retryAfter is what an answer that puts callers off told them to wait, 0 if
 // nothing.
 func (e *entry) retryAfter(at time.Time) time.Duration {
-	if len(e.retry) == 0 || (e.code != 429 && e.code != 503 && e.code != 529) {
+	if len(e.retry) == 0 || !fleet.TurnsAway(int(e.code)) {
 		return 0
 	}
 	d, _ := retryafter.Wait(func(name string) string {

@@ -78,7 +78,7 @@ func failed(o *fleet.Outcome) bool {
 	case fleet.CauseReset:
 		return o.HeaderTime == 0
 	case fleet.CauseServerError:
-		return o.RetryAfter == 0 && o.Code != statusOverloaded
+		return o.RetryAfter == 0 && o.Code != fleet.StatusOverloaded
 	}
 	return false
 }

@@ -26,7 +26,7 @@ const (
 func closedFor(o *fleet.Outcome) time.Duration {
 	wait := o.RetryAfter
 	switch o.Code {
-	case http.StatusTooManyRequests, statusOverloaded:
+	case http.StatusTooManyRequests, fleet.StatusOverloaded:
 		if wait == 0 {
 			wait = plainThrottle
 		}
@@ -40,17 +40,9 @@ func closedFor(o *fleet.Outcome) time.Duration {
 	return max(shortestClosed, min(wait, longestClosed)-reopenEarly)
 }
 
-// refuses reports whether a status says that the endpoint took no request.
-func refuses(code int) bool {
-	return code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable || code == statusOverloaded
-}
-
 // reopenEarly is the most that a log's batch (25 ms), the plan's tick (50 ms) and
 // their delays on the way add up to.
 const reopenEarly = 150 * time.Millisecond
-
-// statusOverloaded is Anthropic's "overloaded".
-const statusOverloaded = 529
 
 // closure is whether an endpoint takes requests that told callers to stay away: from
 // until on, in steps. If it still wants none, that is known reopenEarly after the first
@@ -94,7 +86,7 @@ func (c *closure) outcome(o *fleet.Outcome) {
 	case o.Kind == fleet.AttemptStarted && c.asked.IsZero():
 		c.asked, c.asker = o.At, o.ID
 	case o.Kind == fleet.AttemptEnded && o.Code > 0 && o.ID == c.asker && !c.asked.IsZero() && c.answered.IsZero():
-		if refuses(o.Code) { // for itself alone, as it seems: another may ask
+		if fleet.TurnsAway(o.Code) { // for itself alone, as it seems: another may ask
 			c.asked, c.asker = time.Time{}, ""
 			return
 		}
