@@ -45,6 +45,7 @@ type claim struct {
 	level     fleet.BurstLevel
 	class     fleet.RequestClass
 	confirmed bool // a log entry told of it
+	reached   bool // one told of an attempt on a server of its pool
 	// lapsed: its lease is over, nothing counts it, and it is forgotten at until.
 	lapsed bool
 }
@@ -160,7 +161,7 @@ func (t *claims) renew(o *fleet.Outcome, at *pool, until, now time.Duration) (c 
 	k.confirm(o, until, now)
 	if at != nil && at != k.pool {
 		c, moved = *k, true
-		k.pool, k.began = at, now
+		k.pool, k.began, k.reached = at, now, true
 	}
 	return c, false, moved
 }
@@ -168,6 +169,7 @@ func (t *claims) renew(o *fleet.Outcome, at *pool, until, now time.Duration) (c 
 // confirm takes in a sign of life.
 func (c *claim) confirm(o *fleet.Outcome, until, now time.Duration) {
 	c.confirmed, c.node, c.attempt, c.until = true, o.Node, o.Attempt, until
+	c.reached = c.reached || o.Endpoint.Pool == c.pool.name
 	if o.Kind == fleet.AttemptEnded {
 		c.over, c.after = o.Attempt, o.RetryAfter
 	}

@@ -175,6 +175,54 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 	})
 }
 
+// TestPoolsThatEnvoyPassesByAreNamed: by requests that run in another pool and reached no
+// server of their own, once. The attempt that failed at nobody's address tells no pool.
+func TestPoolsThatEnvoyPassesByAreNamed(t *testing.T) {
+	cfg := config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: 1})
+	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 10, Endpoints: make([]fleet.Endpoint, 1)})
+	for _, row := range []struct {
+		before       fleet.Outcome
+		attempt      int
+		pool, passed string
+	}{
+		{fleet.Outcome{}, 1, "q", "p"},
+		{fleet.Outcome{}, 1, "p", ""},
+		{fleet.Outcome{}, 1, "none", ""},
+		{fleet.Outcome{Kind: fleet.AttemptEnded, Attempt: 1, Cause: fleet.CauseConnectFailed}, 2, "q", "p"},
+		{fleet.Outcome{Kind: fleet.AttemptEnded, Attempt: 1, Cause: fleet.CauseConnectFailed, Endpoint: fleet.EndpointKey{Pool: "p"}}, 2, "q", ""},
+		{fleet.Outcome{Kind: fleet.AttemptStarted, Attempt: 1, Endpoint: fleet.EndpointKey{Pool: "p"}}, 2, "q", ""},
+	} {
+		w := newWorld(cfg, 1, nil)
+		a := w.ask("a")
+		w.Admit(&a)
+		tell := func(o fleet.Outcome) string {
+			o.ID, o.At = a.ID, w.clock.now()
+			return w.Apply(o)
+		}
+		if row.before.Kind != 0 {
+			if pool := tell(row.before); pool != "" {
+				t.Errorf("%+v: %q is passed by already", row, pool)
+			}
+		}
+		o := fleet.Outcome{Kind: fleet.AttemptStarted, Attempt: row.attempt, Endpoint: fleet.EndpointKey{Pool: row.pool}}
+		if pool := tell(o); pool != row.passed {
+			t.Errorf("%+v: passed %q by; want %q", row, pool, row.passed)
+		}
+		if pool := tell(o); pool != "" {
+			t.Errorf("%+v: passed %q by twice", row, pool)
+		}
+		o.Attempt, o.Endpoint.Pool = row.attempt+1, "p"
+		if pool := tell(o); pool != "" {
+			t.Errorf("%+v: passed %q by, where it ran", row, pool)
+		}
+		unknown := o
+		unknown.ID = "another"
+		if pool := w.Apply(unknown); pool != "" {
+			t.Errorf("%+v: passed %q by, for a request that wasn't let in", row, pool)
+		}
+	}
+}
+
 // TestRequestsCountInThePoolWhereTheyRun: Envoy tried one again in the next pool. The
 // first has its place back, for its client too, and the next one's ends are what they
 // come to.
@@ -185,7 +233,10 @@ func TestRequestsCountInThePoolWhereTheyRun(t *testing.T) {
 	a := w.ask("a")
 	w.Admit(&a)
 	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 1, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "p"}})
-	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 2, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "q"}})
+	again := fleet.Outcome{Kind: fleet.AttemptStarted, ID: a.ID, Attempt: 2, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "q"}}
+	if pool := w.Apply(again); pool != "" {
+		t.Errorf("Envoy passed %s by, in which its first attempt was", pool)
+	}
 	w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: a.ID, Attempt: 1, At: w.clock.now(), Endpoint: fleet.EndpointKey{Pool: "p"}}) // late
 	q := w.settings.Load().pools["q"]
 	if p := w.pool(); p.live.Load() != 0 || q.live.Load() != 1 {

@@ -8,14 +8,16 @@ import (
 )
 
 // Apply takes in an outcome from the access log. Outcomes of requests that are
-// not in flight here change nothing.
-func (g *Gate) Apply(o fleet.Outcome) {
+// not in flight here change nothing. It returns the pool that a request was let into
+// that runs in another and reached no server of that one: Envoy, which asks servers for
+// their health itself, passed it by. Else it returns "".
+func (g *Gate) Apply(o fleet.Outcome) (passed string) {
 	if o.ID == "" {
-		return
+		return ""
 	}
 	switch at := g.since(o.At); o.Kind {
 	case fleet.AttemptStarted, fleet.Heartbeat:
-		g.renew(&o, at+lease, at)
+		passed = g.renew(&o, at+lease, at)
 	case fleet.AttemptEnded:
 		// The next attempt or the request's end comes at once; should it be lost,
 		// nothing will.
@@ -32,19 +34,23 @@ func (g *Gate) Apply(o fleet.Outcome) {
 			g.account(&k, &o, at)
 		}
 	}
+	return passed
 }
 
-// renew lets a claim last until then. One that has lapsed counts again: the
-// request ran on unseen.
-func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
+// renew lets a claim last until then, and returns the pool that it was of, if it runs in
+// another and passed that by. One that has lapsed counts again: the request ran on unseen.
+func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) (passed string) {
 	at := g.settings.Load().pools[o.Endpoint.Pool]
 	k, lapsed, moved := g.claims.renew(o, at, until, now)
 	switch {
 	case moved:
 		k.move(at)
-		return
+		if !k.reached {
+			passed = k.pool.name
+		}
+		return passed
 	case !lapsed:
-		return
+		return ""
 	case at != nil:
 		k.pool = at
 	}
@@ -56,6 +62,7 @@ func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) {
 		k.leave()
 		k.pool.leave(k.level)
 	}
+	return ""
 }
 
 // move makes a request one of another pool, where it runs: Envoy tried it again there,

@@ -280,6 +280,14 @@ func (l *Ledger) remove(s *shard, r *record) {
 	l.forget(s, r)
 }
 
+// Hold counts one more attempt on an endpoint until Release: the place of one that ended
+// so that the endpoint should get no other before that is taken into account. It returns
+// the endpoint's slot, for Release.
+func (l *Ledger) Hold(key fleet.EndpointKey) (slot uint32) { return l.slots.enter(key, l.now()) }
+
+// Release ends what Hold counted. To be called once for each Hold.
+func (l *Ledger) Release(slot uint32) { l.slots.leave(slot) }
+
 // SetBlind says whether the access log of some Envoy doesn't arrive. Then nothing
 // will confirm its reservations, which can't be told from others before, and
 // ProvisionalLease would let endpoints look empty while they work: reservations,

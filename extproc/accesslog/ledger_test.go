@@ -131,6 +131,24 @@ func TestEndWithoutStartIsIgnored(t *testing.T) {
 	s.expect("nothing was counted", 0, 0, 0)
 }
 
+// TestHeldPlacesCount: under the limit, and beside what runs.
+func TestHeldPlacesCount(t *testing.T) {
+	s := newScript(t)
+	s.decided(a)
+	slot := s.Hold(a)
+	s.say(fleet.AttemptEnded, 1, a)
+	s.wait(time.Hour)
+	s.expect("held", 1, 0, 0)
+	if s.Reserve("1718924567123-007-0002", a, 1, 0, s.now) {
+		t.Error("the place was given away")
+	}
+	s.Release(slot)
+	s.expect("released", 0, 0, 0)
+	if !s.Reserve("1718924567123-007-0003", a, 1, 0, s.now) {
+		t.Error("the place isn't free")
+	}
+}
+
 func TestLateStartAfterTheEndIsIgnored(t *testing.T) {
 	for _, end := range []fleet.OutcomeKind{fleet.AttemptEnded, fleet.RequestEnded} {
 		s := newScript(t)

@@ -92,7 +92,7 @@ func worked(o *fleet.Outcome) bool {
 func (f *failure) fail(o *fleet.Outcome) {
 	f.streak = min(f.streak+1, failStreak)
 	f.took = max(f.took, min(o.Duration, longestDoubt))
-	f.answers = o.Cause == fleet.CauseServerError && !gatewayError(o.Code)
+	f.answers = answered500(o)
 	if f.streak < failStreak || o.At.Before(f.until) {
 		return
 	}
@@ -102,6 +102,12 @@ func (f *failure) fail(o *fleet.Outcome) {
 	f.pause = min(max(2*f.pause, firstPause), longestPause)
 	f.until = o.At.Add(f.pause)
 	f.asked, f.answered = time.Time{}, time.Time{}
+}
+
+// answered500 reports whether an attempt failed by an answer that Envoy doesn't try
+// elsewhere.
+func answered500(o *fleet.Outcome) bool {
+	return o.Cause == fleet.CauseServerError && !gatewayError(o.Code)
 }
 
 // gatewayError reports whether a status says that there is no server behind the endpoint.

@@ -241,6 +241,119 @@ func TestPoolsThatAnswer500(t *testing.T) {
 	}
 }
 
+// TestPlacesAreHeldUntilAPlanKnows: those of attempts that change what their endpoint gets.
+func TestPlacesAreHeldUntilAPlanKnows(t *testing.T) {
+	chain := twoServers()
+	chain.Pools = append(chain.Pools, fleet.Pool{Name: "b200"})
+	chain.Routes[0].Fallback = []string{"b200"}
+	for name, row := range map[string]struct {
+		outcome     fleet.Outcome
+		alone, held int32
+	}{
+		"refused":            {fleet.Outcome{Cause: fleet.CauseConnectFailed}, 0, 1},
+		"503":                {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503}, 0, 1},
+		"503 with a time":    {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503, RetryAfter: time.Second}, 1, 1},
+		"429":                {fleet.Outcome{Cause: fleet.CauseThrottled, Code: 429}, 1, 1},
+		"529":                {fleet.Outcome{Cause: fleet.CauseServerError, Code: 529}, 1, 1},
+		"500":                {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, 0, 0},
+		"an answer":          {fleet.Outcome{Cause: fleet.CauseOK, Code: 200}, 0, 0},
+		"a caller who left":  {fleet.Outcome{Cause: fleet.CauseClientGone}, 0, 0},
+		"one that has begun": {fleet.Outcome{Kind: fleet.AttemptStarted, Cause: fleet.CauseConnectFailed}, 0, 0},
+	} {
+		for _, in := range []struct {
+			cfg  *fleet.Config
+			held int32
+		}{{twoServers(), row.alone}, {chain, row.held}} {
+			s := newViewed(t, in.cfg)
+			o := row.outcome
+			if o.Kind == 0 {
+				o.Kind = fleet.AttemptEnded
+			}
+			o.Endpoint, o.Route, o.At = s.key(0), "chat", time.Now()
+			inFlight := func() int32 { return s.ledger.InFlight(s.ledger.Slot(s.key(0))) }
+			s.outcome(o)
+			if got := inFlight(); got != in.held {
+				t.Errorf("%s, in a chain of %d: %d held; want %d", name, len(in.cfg.Pools), got, in.held)
+			}
+			s.step(time.Now())
+			s.outcome(o) // of this the next plan doesn't know
+			if got := inFlight(); got != 2*in.held {
+				t.Errorf("%s, in a chain of %d, before the plan is in force: %d held; want %d", name, len(in.cfg.Pools), got, 2*in.held)
+			}
+			s.published()
+			if got := inFlight(); got != in.held {
+				t.Errorf("%s, in a chain of %d, when it is: %d held; want %d", name, len(in.cfg.Pools), got, in.held)
+			}
+			s.step(time.Now())
+			s.published()
+			if got := inFlight(); got != 0 {
+				t.Errorf("%s: %d held for ever", name, got)
+			}
+		}
+	}
+}
+
+// TestHeldPlacesAreBounded: what is beyond them is free at once.
+func TestHeldPlacesAreBounded(t *testing.T) {
+	s := newViewed(t, twoServers())
+	for range maxHeld + 10 {
+		s.answers(0, 429, time.Second, time.Now())
+	}
+	if got := s.ledger.InFlight(s.ledger.Slot(s.key(0))); got != maxHeld {
+		t.Errorf("%d held; want %d", got, maxHeld)
+	}
+	s.step(time.Now())
+	s.published()
+	if got := s.ledger.InFlight(s.ledger.Slot(s.key(0))); got != 0 {
+		t.Errorf("%d held for ever", got)
+	}
+}
+
+// TestPoolsThatEnvoyPassesByFail: by its own checks; one request that reached the pool says
+// that some of its servers are well.
+func TestPoolsThatEnvoyPassesByFail(t *testing.T) {
+	now := time.Now()
+	o := fleet.Outcome{Kind: fleet.AttemptStarted, Route: "chat", Attempt: 1, At: now}
+	failing := func(s *viewed) (n int) {
+		inputs, _ := s.step(now)
+		for _, e := range inputs.Pools[0].Endpoints {
+			if e.Failing {
+				n++
+			}
+		}
+		return n
+	}
+	s := newViewed(t, twoServers())
+	for range passStreak + failStreak - 1 {
+		s.passedBy("h100", &o)
+	}
+	if n := failing(s); n != 0 {
+		t.Errorf("%d fail, too early", n)
+	}
+	s.passedBy("h100", &o)
+	if n := failing(s); n != 2 {
+		t.Errorf("%d fail; want both", n)
+	}
+	s.passedBy("h100", &o) // one that asked
+	now = now.Add(time.Hour)
+	if inputs, _ := s.step(now); inputs.Pools[0].Endpoints[0].Trial != 1 {
+		t.Errorf("%d may ask later; want one", inputs.Pools[0].Endpoints[0].Trial)
+	}
+	s = newViewed(t, twoServers())
+	for i := range 10 * passStreak {
+		s.passedBy("h100", &o)
+		s.passedBy("another", &o)
+		if i%passStreak == passStreak-1 {
+			reached := o
+			reached.Endpoint = s.key(1)
+			s.outcome(reached)
+		}
+	}
+	if n := failing(s); n != 0 {
+		t.Errorf("%d fail, where one request in %d is served", n, passStreak+1)
+	}
+}
+
 // TestPeopleSeeWhatFails: beside what is closed.
 func TestPeopleSeeWhatFails(t *testing.T) {
 	row := admin.Pool{Endpoints: make([]admin.Endpoint, 2)}

@@ -47,7 +47,12 @@ type scoring struct {
 	scaling   map[string]*scaling   // by pool
 	states    []admission.PoolState // of the last tick
 	ticks     uint64
-	bucketed  time.Time // when the last bucket began, on the grid of buckets
+	bucketed  time.Time       // when the last bucket began, on the grid of buckets
+	chained   map[string]bool // pools that some route has beside others
+	passes    map[string]int  // by pool; see passedBy
+	// held are the ledger's slots in which places are held, told those of them that the
+	// plan in the making takes account of.
+	held, told []uint32
 }
 
 // tracker is what is known of one endpoint.
@@ -115,6 +120,7 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 		}
 	}
 	s.config, s.routes, s.endpoints, s.scaling = cfg, routeInputs(cfg, byHand), next, pools
+	s.chained, s.passes = chained(s.routes), map[string]int{}
 	s.ratios.reconfigure(cfg)
 	s.bucketed = time.Time{} // what people see follows at once
 }
@@ -152,11 +158,77 @@ func (s *scoring) outcome(o fleet.Outcome) {
 	if t == nil {
 		return
 	}
+	delete(s.passes, o.Endpoint.Pool)
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 	}
+	if s.shuts(&o) && len(s.held) < maxHeld {
+		s.held = append(s.held, s.ledger.Hold(o.Endpoint))
+	}
 	t.closed.outcome(&o)
 	t.fails.outcome(&o)
+}
+
+// passStreak is how many requests in a row must have passed a pool by to show that Envoy
+// finds nobody there. It passes by a part of them where some of the servers are well.
+const passStreak = 8
+
+// passedBy takes that Envoy sent a request that was let into a pool to the next by itself,
+// by its own checks of the servers' health. When as many as passStreak have in a row, each
+// further one counts as a failure of all its endpoints.
+func (s *scoring) passedBy(pool string, o *fleet.Outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.passes[pool] < passStreak {
+		s.passes[pool]++
+		return
+	}
+	failed := fleet.Outcome{Kind: fleet.AttemptEnded, Route: o.Route, Cause: fleet.CauseConnectFailed, At: o.At}
+	for key, t := range s.endpoints {
+		if key.Pool == pool {
+			t.fails.outcome(&failed)
+		}
+	}
+}
+
+// maxHeld bounds the places that are held.
+const maxHeld = 1 << 16
+
+// shuts reports whether an attempt ended so that its endpoint may get nothing, or less, by
+// the next plan. Its place is held until then: it is free milliseconds after it was taken,
+// and each who has it meanwhile goes on to the next pool by Envoy itself, where nothing was
+// kept for them. A pool that no route has beside others only takes what it is sent.
+func (s *scoring) shuts(o *fleet.Outcome) bool {
+	if o.Kind != fleet.AttemptEnded {
+		return false
+	}
+	return closedFor(o) > 0 || s.chained[o.Endpoint.Pool] && failed(o) && !answered500(o)
+}
+
+// published is to be called when the plan of the last step's inputs is in force: it frees
+// the places that were held for it.
+func (s *scoring) published() {
+	for _, slot := range s.told {
+		s.ledger.Release(slot)
+	}
+	s.told = s.told[:0]
+}
+
+// chained are the pools that some route has beside others.
+func chained(routes []plan.RouteInput) map[string]bool {
+	out := map[string]bool{}
+	for i := range routes {
+		r := &routes[i]
+		if len(r.Split)+len(r.Fallback) < 2 {
+			continue
+		}
+		for _, pools := range [2][]string{r.Split, r.Fallback} {
+			for _, name := range pools {
+				out[name] = true
+			}
+		}
+	}
+	return out
 }
 
 // admitted returns the config that the last tick went by, and what admission made
@@ -187,6 +259,7 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ticks++
+	s.told, s.held = append(s.told, s.held...), s.held[:0]
 	for _, r := range s.readings {
 		if t := s.endpoints[r.Endpoint]; t != nil {
 			t.window.Add(r.Sample)

@@ -348,6 +348,7 @@ func (s *Server) step(now time.Time) {
 		return
 	}
 	s.plan.Store(p)
+	s.scoring.published()
 	cfg, states := s.scoring.admitted()
 	s.hold.step(now, cfg, states)
 	if view == nil {
@@ -382,9 +383,11 @@ func (s *Server) outcome(o fleet.Outcome) {
 	if !accesslog.Decided(o.ID) {
 		s.unapplied(&o)
 	}
+	s.scoring.outcome(o) // before the place is free: it may hold it
 	s.ledger.Apply(o)
-	s.gate.Apply(o)
-	s.scoring.outcome(o)
+	if pool := s.gate.Apply(o); pool != "" {
+		s.scoring.passedBy(pool, &o)
+	}
 }
 
 // unapplied looks for the decision of a request that Envoy logs without one. A
