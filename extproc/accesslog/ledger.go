@@ -285,8 +285,12 @@ func (l *Ledger) remove(s *shard, r *record) {
 // the endpoint's slot, for Release.
 func (l *Ledger) Hold(key fleet.EndpointKey) (slot uint32) { return l.slots.enter(key, l.now()) }
 
-// Release ends what Hold counted. To be called once for each Hold.
-func (l *Ledger) Release(slot uint32) { l.slots.leave(slot) }
+// Release ends what n calls of Hold counted.
+func (l *Ledger) Release(slot uint32, n int32) {
+	for range n {
+		l.slots.leave(slot)
+	}
+}
 
 // SetBlind says whether the access log of some Envoy doesn't arrive. Then nothing
 // will confirm its reservations, which can't be told from others before, and

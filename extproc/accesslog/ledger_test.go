@@ -136,13 +136,14 @@ func TestHeldPlacesCount(t *testing.T) {
 	s := newScript(t)
 	s.decided(a)
 	slot := s.Hold(a)
+	s.Hold(a)
 	s.say(fleet.AttemptEnded, 1, a)
 	s.wait(time.Hour)
-	s.expect("held", 1, 0, 0)
+	s.expect("held", 2, 0, 0)
 	if s.Reserve("1718924567123-007-0002", a, 1, 0, s.now) {
 		t.Error("the place was given away")
 	}
-	s.Release(slot)
+	s.Release(slot, 2)
 	s.expect("released", 0, 0, 0)
 	if !s.Reserve("1718924567123-007-0003", a, 1, 0, s.now) {
 		t.Error("the place isn't free")

@@ -275,7 +275,7 @@ func TestPlacesAreHeldUntilAPlanKnows(t *testing.T) {
 			if got := inFlight(); got != in.held {
 				t.Errorf("%s, in a chain of %d: %d held; want %d", name, len(in.cfg.Pools), got, in.held)
 			}
-			s.step(time.Now())
+			s.scoring.step(time.Now())
 			s.outcome(o) // of this the next plan doesn't know
 			if got := inFlight(); got != 2*in.held {
 				t.Errorf("%s, in a chain of %d, before the plan is in force: %d held; want %d", name, len(in.cfg.Pools), got, 2*in.held)
@@ -285,27 +285,10 @@ func TestPlacesAreHeldUntilAPlanKnows(t *testing.T) {
 				t.Errorf("%s, in a chain of %d, when it is: %d held; want %d", name, len(in.cfg.Pools), got, in.held)
 			}
 			s.step(time.Now())
-			s.published()
 			if got := inFlight(); got != 0 {
 				t.Errorf("%s: %d held for ever", name, got)
 			}
 		}
-	}
-}
-
-// TestHeldPlacesAreBounded: what is beyond them is free at once.
-func TestHeldPlacesAreBounded(t *testing.T) {
-	s := newViewed(t, twoServers())
-	for range maxHeld + 10 {
-		s.answers(0, 429, time.Second, time.Now())
-	}
-	if got := s.ledger.InFlight(s.ledger.Slot(s.key(0))); got != maxHeld {
-		t.Errorf("%d held; want %d", got, maxHeld)
-	}
-	s.step(time.Now())
-	s.published()
-	if got := s.ledger.InFlight(s.ledger.Slot(s.key(0))); got != 0 {
-		t.Errorf("%d held for ever", got)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
@@ -52,6 +53,13 @@ func newViewed(t *testing.T, cfg *fleet.Config) *viewed {
 		})
 	v.reconfigure(cfg, nil)
 	return v
+}
+
+// step makes the inputs of a plan that is in force at once.
+func (v *viewed) step(now time.Time) (plan.Inputs, *admin.Fleet) {
+	inputs, shown := v.scoring.step(now)
+	v.published()
+	return inputs, shown
 }
 
 func (v *viewed) key(i int) fleet.EndpointKey {

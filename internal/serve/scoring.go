@@ -50,9 +50,9 @@ type scoring struct {
 	bucketed  time.Time       // when the last bucket began, on the grid of buckets
 	chained   map[string]bool // pools that some route has beside others
 	passes    map[string]int  // by pool; see passedBy
-	// held are the ledger's slots in which places are held, told those of them that the
-	// plan in the making takes account of.
-	held, told []uint32
+	// held are the places that are held, by the ledger's slot; told are those whose
+	// attempts the plan in the making knows of.
+	held, told map[uint32]int32
 }
 
 // tracker is what is known of one endpoint.
@@ -77,7 +77,7 @@ type tracker struct {
 func newScoring(model scoringModel, ledger *accesslog.Ledger, admit func(time.Time, []admission.PoolView) []admission.PoolState) *scoring {
 	return &scoring{
 		model: model, judge: scorer.NewJudge(model), ledger: ledger, prompts: new(prompts), ratios: newRatios(), admit: admit,
-		departed: map[fleet.EndpointKey]bool{},
+		departed: map[fleet.EndpointKey]bool{}, held: map[uint32]int32{}, told: map[uint32]int32{},
 	}
 }
 
@@ -162,8 +162,8 @@ func (s *scoring) outcome(o fleet.Outcome) {
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 	}
-	if s.shuts(&o) && len(s.held) < maxHeld {
-		s.held = append(s.held, s.ledger.Hold(o.Endpoint))
+	if s.shuts(&o) {
+		s.held[s.ledger.Hold(o.Endpoint)]++
 	}
 	t.closed.outcome(&o)
 	t.fails.outcome(&o)
@@ -191,9 +191,6 @@ func (s *scoring) passedBy(pool string, o *fleet.Outcome) {
 	}
 }
 
-// maxHeld bounds the places that are held.
-const maxHeld = 1 << 16
-
 // shuts reports whether an attempt ended so that its endpoint may get nothing, or less, by
 // the next plan. Its place is held until then: it is free milliseconds after it was taken,
 // and each who has it meanwhile goes on to the next pool by Envoy itself, where nothing was
@@ -208,11 +205,17 @@ func (s *scoring) shuts(o *fleet.Outcome) bool {
 // published is to be called when the plan of the last step's inputs is in force: it frees
 // the places that were held for it.
 func (s *scoring) published() {
-	for _, slot := range s.told {
-		s.ledger.Release(slot)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for slot, n := range s.told {
+		s.ledger.Release(slot, n)
 	}
-	s.told = s.told[:0]
+	clear(s.told)
 }
+
+// inFlight is what runs on a slot's endpoint, without the places that are held for a plan
+// in the making.
+func (s *scoring) inFlight(slot uint32) int32 { return max(0, s.ledger.InFlight(slot)-s.told[slot]) }
 
 // chained are the pools that some route has beside others.
 func chained(routes []plan.RouteInput) map[string]bool {
@@ -259,12 +262,15 @@ func (s *scoring) score(now time.Time) (plan.Inputs, *admin.Fleet, *fleet.Config
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ticks++
-	s.told, s.held = append(s.told, s.held...), s.held[:0]
+	for slot, n := range s.held {
+		s.told[slot] += n
+	}
+	clear(s.held)
 	for _, r := range s.readings {
 		if t := s.endpoints[r.Endpoint]; t != nil {
 			t.window.Add(r.Sample)
 			if r.Sample.Known.Has(telemetry.HasRunning) {
-				t.foreign.Add(r.Sample.Running+r.Sample.Waiting, s.ledger.InFlight(s.ledger.Slot(r.Endpoint)))
+				t.foreign.Add(r.Sample.Running+r.Sample.Waiting, s.inFlight(s.ledger.Slot(r.Endpoint)))
 			}
 		}
 	}
@@ -372,7 +378,7 @@ func (s *scoring) views(now time.Time) []scorer.PoolView {
 			t := s.endpoints[key]
 			v := scorer.EndpointView{Address: e.Address, Capacity: e.Capacity, Own: t.ends.Own()}
 			slot := s.ledger.Slot(key)
-			v.Own.InFlight = s.ledger.InFlight(slot)
+			v.Own.InFlight = s.inFlight(slot)
 			v.Own.MaxInFlight = p.MaxInFlight
 			t.sent.Tick(now, slot, s.prompts.of(slot))
 			v.Own.ArrivedPromptTokens = believable(t.sent.Since(now.Add(-time.Second)), &t.window)
@@ -451,18 +457,18 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		// place always stays: the engine's word may be wrong.
 		limit := int32(p.MaxInFlight)
 		if p.Limit == fleet.LimitLearned {
-			limit = int32(s.endpoints[key].learnedLimit(now, p, s.ledger.InFlight(slot), meanTokens))
+			limit = int32(s.endpoints[key].learnedLimit(now, p, s.inFlight(slot), meanTokens))
 		}
 		t := s.endpoints[key]
 		if t.window.Age(now) <= foreignAge {
 			limit = max(1, limit-t.foreign.Requests())
 		}
 		t.holds = limit
-		trial, failing := t.fails.trial(limit, s.ledger.InFlight(slot), now)
-		limit = t.closed.limit(limit, s.ledger.InFlight(slot), now)
+		trial, failing := t.fails.trial(limit, s.inFlight(slot), now)
+		limit = t.closed.limit(limit, s.inFlight(slot), now)
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,
-			InFlight: max(0, s.ledger.InFlight(slot)), KVFree: v.KVFree, KVSize: v.KVSize, Risk: v.Risk, State: v.State,
+			InFlight: s.inFlight(slot), KVFree: v.KVFree, KVSize: v.KVSize, Risk: v.Risk, State: v.State,
 			Closed: t.closed.closed(now), Failing: failing, Trial: trial,
 		})
 	})
@@ -511,7 +517,7 @@ func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		}
 		row.Name, row.Address, row.Node, row.Zone = e.Name, e.Address.String(), e.Node, e.Zone
 		row.Known = !v.Stale && p.Telemetry.Source != fleet.TelemetryNone
-		row.InFlight = s.ledger.InFlight(s.ledger.Slot(key))
+		row.InFlight = s.inFlight(s.ledger.Slot(key))
 		if total > 0 {
 			row.Share = v.Weight / total
 		}
