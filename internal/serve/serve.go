@@ -33,6 +33,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/own"
+	"github.com/fairlead-proxy/fairlead/internal/rawio"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/telemetry/push"
 	"github.com/fairlead-proxy/fairlead/telemetry/scrape"
@@ -222,8 +223,8 @@ func (s *Server) Run(ctx context.Context) error {
 	s.servers.extproc = grpc.NewServer(append(extproc.ServerOptions(), keepalives()...)...)
 	s.extproc.Register(s.servers.extproc)
 	serveGRPC("xds", s.servers.xds, s.listeners.xds)
-	serveGRPC("extproc", s.servers.extproc, s.listeners.extproc)
-	serveGRPC("access log", s.servers.accessLog, s.listeners.accessLog)
+	serveGRPC("extproc", s.servers.extproc, rawio.Listener(s.listeners.extproc))
+	serveGRPC("access log", s.servers.accessLog, rawio.Listener(s.listeners.accessLog))
 	if s.listeners.push != nil {
 		serveGRPC("push", s.servers.push, s.listeners.push)
 	}
