@@ -385,6 +385,30 @@ func TestClassesShareAFullPoolByTheirWeights(t *testing.T) {
 	}
 }
 
+// TestAWeightOfFourIsFourShares: three keys with SDKs, one of which the config gives four
+// times the others' weight, want three times what there is.
+func TestAWeightOfFourIsFourShares(t *testing.T) {
+	l := newLoop(t, 16)
+	heavy := fleet.LimitClient{ID: named("heavy").String(), Weight: 4}
+	l.world = newWorld(config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Clients: []fleet.LimitClient{heavy}}), 16, nil)
+	l.blind, l.holds = true, true
+	var callers []*caller
+	for name, open := range map[string]int{"heavy": 24, "one": 12, "another": 12} {
+		callers = append(callers, &caller{name: name, open: open, level: 3, sdk: true, think: time.Millisecond})
+	}
+	l.run(callers, 40*time.Second, 240*time.Second)
+	for _, c := range callers {
+		want := 16.0 / 6
+		if c.name == "heavy" {
+			want *= 4
+		}
+		t.Logf("%s has %.1f places of %.1f due", c.name, l.shares[c], want)
+		if math.Abs(l.shares[c]-want) > want/5 {
+			t.Errorf("%s has %.1f places; want %.1f", c.name, l.shares[c], want)
+		}
+	}
+}
+
 func TestLoneClientOfALoneLevelHasTheWholePool(t *testing.T) {
 	l := newLoop(t, 100)
 	l.run([]*caller{{name: "only", open: 400}}, 10*time.Second, 40*time.Second)
