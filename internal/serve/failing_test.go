@@ -2,6 +2,7 @@ package serve
 
 import (
 	"net/http"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -287,6 +288,45 @@ func TestPlacesAreHeldUntilAPlanKnows(t *testing.T) {
 			s.step(time.Now())
 			if got := inFlight(); got != 0 {
 				t.Errorf("%s: %d held for ever", name, got)
+			}
+		}
+	}
+}
+
+// TestHeldPlacesAreFreeWithTheNextPlan: the server holds a place before the attempt's end
+// frees it, and frees it with the plan that knows.
+func TestHeldPlacesAreFreeWithTheNextPlan(t *testing.T) {
+	r := newRuns(t, Options{})
+	id := r.enter(t)
+	for _, o := range []fleet.Outcome{{Kind: fleet.AttemptStarted}, {Kind: fleet.AttemptEnded, Cause: fleet.CauseThrottled, Code: 429}} {
+		o.Node, o.ID, o.Attempt, o.Endpoint, o.At = "n", id, 1, gpu, r.now
+		r.outcome(o)
+	}
+	if n := r.ledger.InFlight(r.ledger.Slot(gpu)); n != 1 {
+		t.Errorf("%d places taken before the next plan; want one held", n)
+	}
+	r.pass(tickEvery)
+	if n := r.ledger.InFlight(r.ledger.Slot(gpu)); n != 0 {
+		t.Errorf("%d places taken after it", n)
+	}
+}
+
+// TestTheServerSeesWhomEnvoyPassesBy: by requests that were let into one pool and run in
+// another.
+func TestTheServerSeesWhomEnvoyPassesBy(t *testing.T) {
+	r := newRuns(t, Options{})
+	spare := fleet.EndpointKey{Pool: "spare", Address: netip.MustParseAddrPort("127.0.0.1:1004")}
+	for range passStreak + failStreak {
+		o := fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: r.enter(t), Attempt: 1, Route: "chat", Endpoint: spare, At: r.now}
+		r.outcome(o)
+		o.Kind = fleet.RequestEnded
+		r.outcome(o)
+	}
+	inputs, _ := r.scoring.step(r.now)
+	for _, p := range inputs.Pools {
+		for _, e := range p.Endpoints {
+			if e.Failing != (p.Name == "gpu") {
+				t.Errorf("%s of %s: failing %v", e.Address, p.Name, e.Failing)
 			}
 		}
 	}
