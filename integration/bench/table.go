@@ -149,6 +149,7 @@ func (t *table) throughEnvoy(line func(string, ...any)) {
 	line("CPU is microseconds per request: of the server under test by getrusage, less what it uses without requests (in brackets: with it), and of Envoy by its CPU clock.")
 	line("The stock server is grpc-go as it comes with Envoy's generated types and an empty answer; Fairlead is the whole of `fairlead serve`:")
 	line("budget and class, plan, admission with limits and shares, reservation in the ledger, metrics. Both end the stream after their answer.")
+	line("Fairlead reads and writes its sockets by raw system calls, the stock server as package net does (docs/adr/0015).")
 	line("`fairlead serve` sets its own garbage collection (a heap of 48 MiB at least); the stock server runs with Go's default (GOGC=100), and,")
 	line("as \"GC tuned\", with GOGC=%d, which the same rule gives a heap as small as its own.\n", tunedGC)
 	line("A run counts only if Envoy's counters and every answer's header say that each request was decided about (stock: answered) and none passed")
