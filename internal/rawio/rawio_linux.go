@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,27 +14,36 @@ import (
 )
 
 // Listener returns a listener whose TCP and Unix stream connections read and write by raw
-// system calls. Others it leaves as they are.
-func Listener(l net.Listener) net.Listener { return listener{l} }
+// system calls. Others it leaves as they are. A TCP connection ends when what was written
+// to it isn't acknowledged for so long as unacknowledged says: grpc-go sets that itself
+// (TCP_USER_TIMEOUT, to its keepalive's timeout), but not through a wrapper.
+func Listener(l net.Listener, unacknowledged time.Duration) net.Listener {
+	return listener{l, unacknowledged}
+}
 
-type listener struct{ net.Listener }
+type listener struct {
+	net.Listener
+	unacknowledged time.Duration
+}
 
 func (l listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return wrap(c), nil
+	return l.wrap(c), nil
 }
 
 // wrap returns c with raw reads and writes, or c itself if it has no socket of its own
 // that streams.
-func wrap(c net.Conn) net.Conn {
+func (l listener) wrap(c net.Conn) net.Conn {
 	var raw syscall.RawConn
 	var err error
 	switch c := c.(type) {
 	case *net.TCPConn:
-		raw, err = c.SyscallConn()
+		if raw, err = c.SyscallConn(); err == nil {
+			err = limit(raw, l.unacknowledged)
+		}
 	case *net.UnixConn:
 		if c.LocalAddr().Network() != "unix" {
 			return c
@@ -48,6 +58,16 @@ func wrap(c net.Conn) net.Conn {
 	w := &conn{Conn: c, raw: raw}
 	w.in.do, w.out.do, w.ready.do = w.in.read, w.out.write, w.ready.read
 	return w
+}
+
+// limit sets how long what was written may be unacknowledged.
+func limit(raw syscall.RawConn, unacknowledged time.Duration) (err error) {
+	if e := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unacknowledged.Milliseconds()))
+	}); e != nil {
+		return e
+	}
+	return err
 }
 
 // conn is a connection. Deadlines, addresses and Close are those of the one inside.

@@ -2,7 +2,10 @@
 
 package rawio
 
-import "net"
+import (
+	"net"
+	"time"
+)
 
 // Listener returns l.
-func Listener(l net.Listener) net.Listener { return l }
+func Listener(l net.Listener, _ time.Duration) net.Listener { return l }

@@ -38,7 +38,7 @@ func pair(t *testing.T, network string) (client, server net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := Listener(plain)
+	l := Listener(plain, 15*time.Second)
 	defer l.Close()
 	accepted := make(chan net.Conn, 1)
 	go func() {
@@ -271,7 +271,7 @@ func TestOthersAreLeftAsTheyAre(t *testing.T) {
 	defer other.Close()
 	packets := packetPair(t)
 	for _, c := range []net.Conn{pipe, packets, nil} {
-		got, err := Listener(one{c: c}).Accept()
+		got, err := Listener(one{c: c}, time.Second).Accept()
 		if got != c || (err != nil) != (c == nil) {
 			t.Errorf("%T became %T, %v", c, got, err)
 		}

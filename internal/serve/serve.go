@@ -195,11 +195,14 @@ func (s *Server) buildServices(cfg *fleet.Config) error {
 	return nil
 }
 
+// pingTimeout is how long a peer may leave a ping unanswered.
+const pingTimeout = 15 * time.Second
+
 // keepalives keep thousands of long-lived streams from holding dead peers:
 // a sidecar that vanished without a word is noticed within a minute.
 func keepalives() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 15 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	}
 }
@@ -223,8 +226,8 @@ func (s *Server) Run(ctx context.Context) error {
 	s.servers.extproc = grpc.NewServer(append(extproc.ServerOptions(), keepalives()...)...)
 	s.extproc.Register(s.servers.extproc)
 	serveGRPC("xds", s.servers.xds, s.listeners.xds)
-	serveGRPC("extproc", s.servers.extproc, rawio.Listener(s.listeners.extproc))
-	serveGRPC("access log", s.servers.accessLog, rawio.Listener(s.listeners.accessLog))
+	serveGRPC("extproc", s.servers.extproc, rawio.Listener(s.listeners.extproc, pingTimeout))
+	serveGRPC("access log", s.servers.accessLog, rawio.Listener(s.listeners.accessLog, pingTimeout))
 	if s.listeners.push != nil {
 		serveGRPC("push", s.servers.push, s.listeners.push)
 	}
