@@ -122,6 +122,18 @@ func (t *claims) take(id string) (claim, bool) {
 	return c, true
 }
 
+// asker is whose request a claim is of.
+func (t *claims) asker(id string) (key Client, ok bool) {
+	s := t.shardOf(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, there := s.byID[id]
+	if !there {
+		return key, false
+	}
+	return s.list[at].key, true
+}
+
 // confirmed reports whether a log entry told of a claim.
 func (t *claims) confirmed(id string) bool {
 	s := t.shardOf(id)

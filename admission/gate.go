@@ -39,6 +39,7 @@ type Gate struct {
 	patchy   atomic.Bool // somebody's doesn't
 	clients  clients
 	claims   claims
+	former   former
 	count    counters
 
 	mu    sync.Mutex // of steps and reconfigurations

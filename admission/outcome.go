@@ -29,6 +29,7 @@ func (g *Gate) Apply(o fleet.Outcome) (passed string) {
 			if o.Cause == fleet.CauseOK && o.Code < 400 {
 				k.pool.levels[k.level].answers.add(at - k.began)
 			}
+			g.remember(&k, &o)
 			k.release()
 			k.excuse(&o, at)
 			g.account(&k, &o, at)

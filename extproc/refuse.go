@@ -314,7 +314,7 @@ func (r *refusal) appendPromised(b []byte, reset time.Duration) []byte {
 	if r.shouldRetry || reset > time.Duration(r.millis)*time.Millisecond {
 		return b
 	}
-	return append(b, " What there is then is promised to requests that were refused before this one."...)
+	return append(b, " Requests that were refused before this one have their turns first, and its own would come too late."...)
 }
 
 func (r *refusal) appendRetry(b []byte) []byte {

@@ -10,7 +10,11 @@
 // package net's are. Where there is nothing to read, or no room to write, package net waits.
 //
 // The monitor also preempts what runs for more than 10 ms. While it sleeps that waits for its
-// next wake-up: at the next timer of the process, or the next system call of another kind.
+// next wake-up: at the next timer of the process, or the next system call of another kind. So
+// this is for processes that have a timer every some ten milliseconds, or compute nothing for
+// so long.
+//
+// Under the race detector the calls are package syscall's, which it knows of.
 //
 // On other systems than Linux connections are left as they are.
 package rawio

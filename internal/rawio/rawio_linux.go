@@ -7,7 +7,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/mem"
@@ -212,15 +211,11 @@ const maxCall = 1 << 30
 
 // call reads into b, or writes from it, again if a signal came between.
 func call(number, fd uintptr, b []byte) (int, error) {
-	size := min(len(b), maxCall)
+	b = b[:min(len(b), maxCall)]
 	for {
-		n, _, errno := unix.RawSyscall(number, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(size))
-		switch errno {
-		case 0:
-			return int(n), nil
-		case unix.EINTR:
-		default:
-			return 0, errno
+		n, err := once(number, fd, b)
+		if err != unix.EINTR {
+			return n, err
 		}
 	}
 }

@@ -250,6 +250,27 @@ func TestReadsAndWritesAllocateNothing(t *testing.T) {
 	}
 }
 
+// TestTheRaceDetectorSeesTheOrder: what one did before it wrote came before what the other
+// does after it read. Only the race detector can fail it.
+func TestTheRaceDetectorSeesTheOrder(t *testing.T) {
+	client, server := pair(t, "unix")
+	shared := 0
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		shared = 1
+		_, _ = server.Write([]byte("x"))
+		_, _ = io.ReadFull(server, make([]byte, 1))
+		shared = 3
+	})
+	_, _ = io.ReadFull(client, make([]byte, 1))
+	shared = 2
+	_, _ = client.Write([]byte("x"))
+	parts.Wait()
+	if shared != 3 {
+		t.Error(shared)
+	}
+}
+
 // one accepts a connection.
 type one struct {
 	net.Listener

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/telemetry"
 )
@@ -74,7 +75,7 @@ func TestDrainForgetsOldFaults(t *testing.T) {
 					return
 				}
 				for range 3 {
-					s.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Cause: fleet.CauseConnectFailed})
+					s.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Cause: fleet.CauseConnectFailed}, admission.Client{})
 				}
 			}
 			ejected := fleet.StateEjected.String()

@@ -3,6 +3,7 @@ package serve
 import (
 	"net/http"
 	"net/netip"
+	"strconv"
 	"testing"
 	"time"
 
@@ -95,7 +96,7 @@ func TestFailingEndpointsAreAskedByOne(t *testing.T) {
 }
 
 func (f *failure) hear(kind fleet.OutcomeKind, cause fleet.Cause, code int, took time.Duration, at time.Time) {
-	f.outcome(&fleet.Outcome{Kind: kind, Route: "chat", Cause: cause, Code: code, Duration: took, At: at})
+	f.outcome(&fleet.Outcome{Kind: kind, Route: "chat", Cause: cause, Code: code, Duration: took, At: at}, admission.Client{})
 }
 
 // kill makes an endpoint fail.
@@ -147,7 +148,8 @@ func TestWhatSpeaksForAnEndpointAndAgainst(t *testing.T) {
 		"a request that it can't take":   {fleet.Outcome{Cause: fleet.CauseClientError, Code: 400}, false, true},
 		"a 429":                          {fleet.Outcome{Cause: fleet.CauseThrottled, Code: 429}, false, true},
 		"a 529":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 529}, false, false},
-		"a 500":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, true, false},
+		"a 500":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, false, false},
+		"a 502":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 502}, true, false},
 		"a 503":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503}, true, false},
 		"a 503 with a time":              {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503, RetryAfter: time.Second}, false, false},
 		"no connection":                  {fleet.Outcome{Cause: fleet.CauseConnectFailed, Code: 503}, true, false},
@@ -195,50 +197,19 @@ func TestModelListsShowNothing(t *testing.T) {
 	now := time.Now()
 	for _, suffix := range []string{wire.RouteOther, wire.RouteConnect} {
 		var f failure
-		other := fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat" + suffix, Cause: fleet.CauseServerError, Code: 500, At: now}
+		other := fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat" + suffix, Cause: fleet.CauseServerError, Code: 503, At: now}
 		for range failStreak {
-			f.outcome(&other)
+			f.outcome(&other, admission.Client{})
 		}
 		if _, failing := f.trial(8, 0, now); failing {
 			t.Errorf("%s: it fails", suffix)
 		}
-		f.kill(fleet.CauseServerError, 500, now)
+		f.kill(fleet.CauseServerError, 503, now)
 		other.Cause, other.Code, other.At = fleet.CauseOK, http.StatusOK, now.Add(time.Second)
-		f.outcome(&other)
+		f.outcome(&other, admission.Client{})
 		if got, failing := f.trial(8, 0, now.Add(time.Second)); got != 1 || !failing {
 			t.Errorf("%s: %d, failing %v; want one to ask", suffix, got, failing)
 		}
-	}
-}
-
-// TestPoolsThatAnswer500: one endpoint beside others is the scorer's, all are the chain's.
-func TestPoolsThatAnswer500(t *testing.T) {
-	s := newViewed(t, twoServers())
-	now := time.Now()
-	failing := func() (out [2]bool) {
-		inputs, _ := s.step(now)
-		for i := range out {
-			out[i] = inputs.Pools[0].Endpoints[i].Failing
-		}
-		return out
-	}
-	answers := func(i, code int) {
-		for range failStreak {
-			s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Endpoint: s.key(i), Cause: fleet.CauseServerError, Code: code, At: now})
-		}
-	}
-	answers(0, 500)
-	if got := failing(); got != [2]bool{} {
-		t.Errorf("one answers 500: %v", got)
-	}
-	answers(1, 500)
-	if got := failing(); got != [2]bool{true, true} {
-		t.Errorf("both answer 500: %v", got)
-	}
-	s.endpoints[s.key(0)].fails = failure{}
-	answers(1, 503)
-	if got := failing(); got != [2]bool{false, true} {
-		t.Errorf("one answers 503: %v", got)
 	}
 }
 
@@ -332,48 +303,104 @@ func TestTheServerSeesWhomEnvoyPassesBy(t *testing.T) {
 	}
 }
 
-// TestPoolsThatEnvoyPassesByFail: by its own checks; one request that reached the pool says
-// that some of its servers are well.
+// TestPoolsThatEnvoyPassesByFail: by its own checks. One request that reached the pool says
+// that some of its servers are well, and what one Envoy finds that others don't is its own.
 func TestPoolsThatEnvoyPassesByFail(t *testing.T) {
-	now := time.Now()
-	o := fleet.Outcome{Kind: fleet.AttemptStarted, Route: "chat", Attempt: 1, At: now}
-	failing := func(s *viewed) (n int) {
+	type event struct {
+		node    string
+		n       int // of them passed the pool by; 0 is one that reached it
+		seconds int // before it
+	}
+	const all = passStreak + failStreak
+	for name, row := range map[string]struct {
+		events []event
+		fails  int
+	}{
+		"too few":                          {[]event{{"a", all - 1, 0}}, 0},
+		"enough":                           {[]event{{"a", all, 0}}, 2},
+		"with one between that reached it": {[]event{{"a", all - 1, 0}, {"a", 0, 0}, {"a", passStreak, 0}}, 0},
+		"after one that reached it":        {[]event{{"a", 0, 0}, {"a", all, 0}}, 2},
+		"of two Envoys":                    {[]event{{"a", passStreak - 1, 0}, {"b", passStreak - 1, 0}, {"a", 1, 0}}, 0},
+		"each of two Envoys":               {[]event{{"a", passStreak, 0}, {"b", all, 0}}, 2},
+		"another one reaches it":           {[]event{{"b", 0, 0}, {"a", 10 * all, 0}}, 0},
+		"another one did, long ago":        {[]event{{"b", 0, 0}, {"a", passStreak, 0}, {"a", failStreak, 10}}, 2},
+		"another one did, a while ago":     {[]event{{"b", 0, 0}, {"a", all, 9}}, 0},
+	} {
+		s := newViewed(t, twoServers())
+		now := time.Now()
+		for _, e := range row.events {
+			now = now.Add(time.Duration(e.seconds) * time.Second)
+			o := fleet.Outcome{Kind: fleet.AttemptStarted, Node: e.node, Route: "chat", Attempt: 1, At: now}
+			for range e.n {
+				s.passedBy("h100", &o)
+				s.passedBy("another", &o)
+			}
+			if e.n == 0 {
+				o.Endpoint = s.key(1)
+				s.outcome(o)
+			}
+		}
+		fails := 0
 		inputs, _ := s.step(now)
 		for _, e := range inputs.Pools[0].Endpoints {
 			if e.Failing {
-				n++
+				fails++
 			}
 		}
-		return n
-	}
-	s := newViewed(t, twoServers())
-	for range passStreak + failStreak - 1 {
-		s.passedBy("h100", &o)
-	}
-	if n := failing(s); n != 0 {
-		t.Errorf("%d fail, too early", n)
-	}
-	s.passedBy("h100", &o)
-	if n := failing(s); n != 2 {
-		t.Errorf("%d fail; want both", n)
-	}
-	s.passedBy("h100", &o) // one that asked
-	now = now.Add(time.Hour)
-	if inputs, _ := s.step(now); inputs.Pools[0].Endpoints[0].Trial != 1 {
-		t.Errorf("%d may ask later; want one", inputs.Pools[0].Endpoints[0].Trial)
-	}
-	s = newViewed(t, twoServers())
-	for i := range 10 * passStreak {
-		s.passedBy("h100", &o)
-		s.passedBy("another", &o)
-		if i%passStreak == passStreak-1 {
-			reached := o
-			reached.Endpoint = s.key(1)
-			s.outcome(reached)
+		if fails != row.fails {
+			t.Errorf("%s: %d fail; want %d", name, fails, row.fails)
 		}
 	}
-	if n := failing(s); n != 0 {
-		t.Errorf("%d fail, where one request in %d is served", n, passStreak+1)
+	s := newViewed(t, twoServers())
+	for i := range 3 * maxPassing {
+		s.passedBy("h100", &fleet.Outcome{Kind: fleet.AttemptStarted, Node: strconv.Itoa(i), Route: "chat", At: time.Now()})
+		if n := len(s.passes["h100"]); n > maxPassing {
+			t.Fatalf("%d Envoys are told apart", n)
+		}
+	}
+}
+
+// TestOneClientsRequestsFailNobody: what may be their doing. A connection that nobody
+// answers, or a gateway's error, is not.
+func TestOneClientsRequestsFailNobody(t *testing.T) {
+	one, two := admission.Client{1}, admission.Client{2}
+	reset := fleet.Outcome{Cause: fleet.CauseReset}
+	for name, row := range map[string]struct {
+		outcome fleet.Outcome
+		askers  []admission.Client
+		fails   bool
+	}{
+		"500s":                      {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, []admission.Client{one, two, one, two, one}, false},
+		"broken of one":             {reset, []admission.Client{one, one, one, one, one}, false},
+		"broken of two":             {reset, []admission.Client{one, one, two}, true},
+		"broken of who isn't known": {reset, []admission.Client{{}, {}, {}, {}}, false},
+		"503s of one":               {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503}, []admission.Client{one, one, one}, true},
+		"no connection":             {fleet.Outcome{Cause: fleet.CauseConnectFailed}, []admission.Client{one, one, one}, true},
+	} {
+		var f failure
+		now := time.Now()
+		for _, asker := range row.askers {
+			o := row.outcome
+			o.Kind, o.Route, o.At = fleet.AttemptEnded, "chat", now
+			f.outcome(&o, asker)
+		}
+		if _, failing := f.trial(64, 0, now); failing != row.fails {
+			t.Errorf("%s: failing %v; want %v", name, failing, row.fails)
+		}
+	}
+	var f failure
+	now := time.Now()
+	hear := func(cause fleet.Cause, asker admission.Client) {
+		f.outcome(&fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Cause: cause, At: now}, asker)
+	}
+	hear(fleet.CauseReset, one)
+	hear(fleet.CauseReset, two)
+	hear(fleet.CauseOK, two)
+	for range 2 * failStreak {
+		hear(fleet.CauseReset, one)
+	}
+	if _, failing := f.trial(64, 0, now); failing {
+		t.Error("it fails by one client's requests, after another was served")
 	}
 }
 

@@ -55,6 +55,9 @@ func newViewed(t *testing.T, cfg *fleet.Config) *viewed {
 	return v
 }
 
+// outcome takes what happened to somebody's request.
+func (v *viewed) outcome(o fleet.Outcome) { v.scoring.outcome(o, admission.Client{}) }
+
 // step makes the inputs of a plan that is in force at once.
 func (v *viewed) step(now time.Time) (plan.Inputs, *admin.Fleet) {
 	inputs, shown := v.scoring.step(now)

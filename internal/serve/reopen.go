@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
@@ -40,6 +41,62 @@ func closedFor(o *fleet.Outcome) time.Duration {
 	return max(shortestClosed, min(wait, longestClosed)-reopenEarly)
 }
 
+// provenFor is how long a client that was served shows that a server takes requests of
+// others than the one that it told to stay away.
+const provenFor = 5 * time.Second
+
+// lone is how long an endpoint counts as full at most that told one client of several.
+const lone = plainThrottle - reopenEarly
+
+// closes is for how long the end of an attempt closes its endpoint, and whether that is a
+// guess. Providers limit each key for itself: a 429 may be for the asker alone, and would
+// shut all others out. So it closes the endpoint for all, as long as it says, where others
+// were told so since one of them was served, or there are no others (several is false).
+// Else it closes nothing while others are served, and where nobody was of late it closes
+// shortly: then one asks, and if it is another and is served, it opens.
+func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, several bool) (wait time.Duration, guessed bool) {
+	wait, guessed = closedFor(o), o.RetryAfter == 0 || o.RetryAfter > longestClosed
+	if wait == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
+		return wait, guessed
+	}
+	served, turned := t.served.besides(asker), t.turned.besides(asker)
+	t.turned.note(asker, o.At)
+	switch {
+	case turned.After(served) && o.At.Sub(turned) < longestClosed:
+		return wait, guessed
+	case o.At.Sub(served) < provenFor:
+		return 0, false
+	case several:
+		return min(wait, lone), true
+	}
+	return wait, guessed
+}
+
+// clients are the last two clients that something happened to, and when it did.
+type clients struct {
+	last, other     admission.Client
+	lastAt, otherAt time.Time
+}
+
+func (c *clients) note(of admission.Client, at time.Time) {
+	switch of {
+	case admission.Client{}:
+		return // unknown
+	case c.last:
+	default:
+		c.other, c.otherAt, c.last = c.last, c.lastAt, of
+	}
+	c.lastAt = at
+}
+
+// besides is when it happened last to anybody but one client; zero if never.
+func (c *clients) besides(one admission.Client) time.Time {
+	if c.last != one {
+		return c.lastAt
+	}
+	return c.otherAt
+}
+
 // reopenEarly is the most that a log's batch (25 ms), the plan's tick (50 ms) and
 // their delays on the way add up to.
 const reopenEarly = 150 * time.Millisecond
@@ -73,13 +130,14 @@ const (
 	unasked = 3 * time.Second
 )
 
-// outcome takes what Envoy logged of an attempt that reached the endpoint, or ended.
-func (c *closure) outcome(o *fleet.Outcome) {
-	wait := closedFor(o)
+// outcome takes what Envoy logged of an attempt that reached the endpoint, or ended. wait
+// is for how long the endpoint wants no requests by that, 0 if it doesn't say; guessed is
+// the closure's.
+func (c *closure) outcome(o *fleet.Outcome, wait time.Duration, guessed bool) {
 	switch {
 	case wait > 0:
 		if until := o.At.Add(wait); until.After(c.until) {
-			*c = closure{until: until, guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
+			*c = closure{until: until, guessed: guessed}
 		}
 	case c.until.IsZero() || o.At.Before(c.until):
 		// It may have begun before the endpoint closed.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -54,7 +55,9 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		var g closure
 		begin := time.Now()
 		for _, e := range row.events {
-			g.outcome(&fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)})
+			o := fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)}
+			wait, guessed := new(tracker).closes(&o, admission.Client{}, false)
+			g.outcome(&o, wait, guessed)
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)
@@ -107,5 +110,54 @@ func TestOpeningIsNoRisk(t *testing.T) {
 	}
 	if view.Limit != whole.Limit || view.Closed != float64(limit-limit/4) || view.Places != whole.Places-int(limit-limit/4) {
 		t.Errorf("while it opens the pool is %+v; it was %+v", view, whole)
+	}
+}
+
+// TestWhatOneClientIsToldShutsNobodyOut: a 429 may be for its asker alone.
+func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
+	const s = time.Second
+	one, two, unknown := admission.Client{1}, admission.Client{2}, admission.Client{}
+	type event struct {
+		at    time.Duration
+		code  int
+		asker admission.Client
+	}
+	told := 30*s - reopenEarly
+	for name, row := range map[string]struct {
+		events  []event // the last one counts
+		several bool
+		wait    time.Duration
+		guessed bool
+	}{
+		"nobody else was there":                 {[]event{{0, 429, one}}, false, told, false},
+		"the same was served":                   {[]event{{0, 200, one}, {s, 429, one}}, true, lone, true},
+		"another was served":                    {[]event{{0, 200, two}, {s, 429, one}}, true, 0, false},
+		"another was served, and then the same": {[]event{{0, 200, two}, {0, 200, one}, {s, 429, one}}, true, 0, false},
+		"another was served long ago":           {[]event{{0, 200, two}, {5 * s, 429, one}}, true, lone, true},
+		"another is refused":                    {[]event{{0, 429, one}}, true, lone, true},
+		"another was told so too":               {[]event{{0, 200, two}, {s, 429, one}, {s, 429, two}}, true, told, false},
+		"another was told so and served since":  {[]event{{0, 429, two}, {s, 200, two}, {s, 429, one}}, true, 0, false},
+		"another was told so long ago":          {[]event{{0, 429, two}, {60 * s, 429, one}}, true, lone, true},
+		"the same was told so before":           {[]event{{0, 200, two}, {s, 429, one}, {2 * s, 429, one}}, true, 0, false},
+		"it isn't known whose it is":            {[]event{{0, 200, two}, {s, 429, unknown}}, true, told, false},
+		"nobody knows who was served":           {[]event{{0, 200, unknown}, {s, 429, one}}, false, told, false},
+		"a server that is overloaded":           {[]event{{0, 200, two}, {s, 529, one}}, true, told, false},
+		"one that is unavailable":               {[]event{{0, 200, two}, {s, 503, one}}, true, told, false},
+	} {
+		var tr tracker
+		begin := time.Now()
+		var wait time.Duration
+		var guessed bool
+		for _, e := range row.events {
+			if e.code == 200 {
+				tr.served.note(e.asker, begin.Add(e.at))
+				continue
+			}
+			o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: e.code, RetryAfter: 30 * s, At: begin.Add(e.at)}
+			wait, guessed = tr.closes(&o, e.asker, row.several)
+		}
+		if wait != row.wait || wait > 0 && guessed != row.guessed {
+			t.Errorf("%s: closed for %v, guessed %v; want %v, %v", name, wait, guessed, row.wait, row.guessed)
+		}
 	}
 }

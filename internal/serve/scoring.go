@@ -47,9 +47,9 @@ type scoring struct {
 	scaling   map[string]*scaling   // by pool
 	states    []admission.PoolState // of the last tick
 	ticks     uint64
-	bucketed  time.Time       // when the last bucket began, on the grid of buckets
-	chained   map[string]bool // pools that some route has beside others
-	passes    map[string]int  // by pool; see passedBy
+	bucketed  time.Time                     // when the last bucket began, on the grid of buckets
+	chained   map[string]bool               // pools that some route has beside others
+	passes    map[string]map[string]passing // by pool and Envoy node; see passedBy
 	// held are the places that are held, by the ledger's slot; told are those whose
 	// attempts the plan in the making knows of.
 	held, told map[uint32]int32
@@ -65,8 +65,10 @@ type tracker struct {
 	since   time.Time
 	foreign own.Foreign
 	sent    own.Sent
-	// closed is whether it takes requests, after it told callers to stay away.
-	closed closure
+	// closed is whether it takes requests, after it told callers to stay away; served and
+	// turned are whom it served last, and whom it told so.
+	closed         closure
+	served, turned clients
 	// fails is whether its last attempts failed.
 	fails failure
 	// holds is the limit that the last tick gave it, also while it opens.
@@ -120,7 +122,7 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 		}
 	}
 	s.config, s.routes, s.endpoints, s.scaling = cfg, routeInputs(cfg, byHand), next, pools
-	s.chained, s.passes = chained(s.routes), map[string]int{}
+	s.chained, s.passes = chained(s.routes), map[string]map[string]passing{}
 	s.ratios.reconfigure(cfg)
 	s.bucketed = time.Time{} // what people see follows at once
 }
@@ -146,8 +148,9 @@ func (s *scoring) read(r telemetry.Reading) {
 	s.readings = append(s.readings, r)
 }
 
-// outcome takes what Envoy logged of an attempt that ended.
-func (s *scoring) outcome(o fleet.Outcome) {
+// outcome takes what Envoy logged of an attempt that began or ended, and whose request it
+// was, zero if that isn't known.
+func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) {
 	s.ratios.learn(&o)
 	if o.Kind != fleet.AttemptEnded && o.Kind != fleet.AttemptStarted || !o.Endpoint.Address.IsValid() {
 		return
@@ -158,49 +161,38 @@ func (s *scoring) outcome(o fleet.Outcome) {
 	if t == nil {
 		return
 	}
-	delete(s.passes, o.Endpoint.Pool)
+	s.reached(&o)
+	wait, guessed := time.Duration(0), false
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
-	}
-	if s.shuts(&o) {
-		s.held[s.ledger.Hold(o.Endpoint)]++
-	}
-	t.closed.outcome(&o)
-	t.fails.outcome(&o)
-}
-
-// passStreak is how many requests in a row must have passed a pool by to show that Envoy
-// finds nobody there. It passes by a part of them where some of the servers are well.
-const passStreak = 8
-
-// passedBy takes that Envoy sent a request that was let into a pool to the next by itself,
-// by its own checks of the servers' health. When as many as passStreak have in a row, each
-// further one counts as a failure of all its endpoints.
-func (s *scoring) passedBy(pool string, o *fleet.Outcome) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.passes[pool] < passStreak {
-		s.passes[pool]++
-		return
-	}
-	failed := fleet.Outcome{Kind: fleet.AttemptEnded, Route: o.Route, Cause: fleet.CauseConnectFailed, At: o.At}
-	for key, t := range s.endpoints {
-		if key.Pool == pool {
-			t.fails.outcome(&failed)
+		if o.Cause == fleet.CauseOK {
+			t.served.note(asker, o.At)
+		}
+		wait, guessed = t.closes(&o, asker, s.severalIn(o.Endpoint.Pool))
+		if wait > 0 || s.chained[o.Endpoint.Pool] && failed(&o) {
+			s.hold(o.Endpoint)
 		}
 	}
+	t.closed.outcome(&o, wait, guessed)
+	t.fails.outcome(&o, asker)
 }
 
-// shuts reports whether an attempt ended so that its endpoint may get nothing, or less, by
-// the next plan. Its place is held until then: it is free milliseconds after it was taken,
-// and each who has it meanwhile goes on to the next pool by Envoy itself, where nothing was
-// kept for them. A pool that no route has beside others only takes what it is sent.
-func (s *scoring) shuts(o *fleet.Outcome) bool {
-	if o.Kind != fleet.AttemptEnded {
-		return false
+// severalIn reports whether a pool has more than one client, as of the last tick.
+func (s *scoring) severalIn(pool string) bool {
+	for i := range s.states {
+		if s.states[i].Name == pool {
+			return s.states[i].Clients > 1
+		}
 	}
-	return closedFor(o) > 0 || s.chained[o.Endpoint.Pool] && failed(o) && !answered500(o)
+	return false
 }
+
+// hold keeps the place of an attempt that ended so that its endpoint may get nothing, or
+// less, by the next plan, until that is in force. It is free milliseconds after it was
+// taken, and each who has it meanwhile goes on to the next pool by Envoy itself, where
+// nothing was kept for them. What fails in a pool that no route has beside others isn't
+// tried elsewhere, and that takes what it is sent.
+func (s *scoring) hold(on fleet.EndpointKey) { s.held[s.ledger.Hold(on)]++ }
 
 // published is to be called when the plan of the last step's inputs is in force: it frees
 // the places that were held for it.
@@ -472,7 +464,6 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 			Closed: t.closed.closed(now), Failing: failing, Trial: trial,
 		})
 	})
-	s.spareAnswers(&input)
 	return input
 }
 

@@ -387,7 +387,11 @@ func (s *Server) outcome(o fleet.Outcome) {
 	if !accesslog.Decided(o.ID) {
 		s.unapplied(&o)
 	}
-	s.scoring.outcome(o) // before the place is free: it may hold it
+	var asker admission.Client
+	if o.Kind == fleet.AttemptEnded {
+		asker, _ = s.gate.Asker(o.ID)
+	}
+	s.scoring.outcome(o, asker) // before the place is free: it may hold it
 	s.ledger.Apply(o)
 	if pool := s.gate.Apply(o); pool != "" {
 		s.scoring.passedBy(pool, &o)

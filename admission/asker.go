@@ -1,0 +1,58 @@
+package admission
+
+import (
+	"sync"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// maxFormer bounds the requests that ended whose clients are remembered: what a second
+// brings of those that failed, while Envoy's two logs are a tenth of that apart.
+const maxFormer = 1024
+
+// former remembers whose the requests were that ended last and failed somewhere, since
+// Envoy's log of attempts may come after its log of requests.
+type former struct {
+	mu   sync.Mutex
+	byID map[string]Client
+	ids  [maxFormer]string
+	next int
+}
+
+func (f *former) add(id string, of Client) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byID == nil {
+		f.byID = map[string]Client{}
+	}
+	if _, there := f.byID[id]; there {
+		return
+	}
+	delete(f.byID, f.ids[f.next])
+	f.byID[id], f.ids[f.next] = of, id
+	f.next = (f.next + 1) % maxFormer
+}
+
+func (f *former) of(id string) (Client, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, there := f.byID[id]
+	return c, there
+}
+
+// Asker is whose request that is, while it runs, and some time after one of its attempts
+// failed or it did. It returns false for requests that were not admitted here.
+func (g *Gate) Asker(id string) (c Client, ok bool) {
+	if c, ok = g.claims.asker(id); ok {
+		return c, true
+	}
+	return g.former.of(id)
+}
+
+// remember keeps whose a request was that ended, if the end of an attempt of it may still
+// be told that speaks against a server.
+func (g *Gate) remember(k *claim, o *fleet.Outcome) {
+	if o.Cause != fleet.CauseOK || o.Attempt > 1 {
+		g.former.add(o.ID, k.key)
+	}
+}

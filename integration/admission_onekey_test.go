@@ -1,0 +1,119 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestOneKeysOwn429LeavesOthersAlone: a provider limits each key for itself, and one has
+// used its limit up. Others are served there before, after and meanwhile.
+func TestOneKeysOwn429LeavesOthersAlone(t *testing.T) {
+	m := newModelServer(t)
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("authorization") == "Bearer spent" {
+			w.Header().Set("retry-after", "30")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a }
+`, m.addr()))
+	say := func(key string, status int) {
+		t.Helper()
+		if a := s.post(t, chatPath, `{"max_tokens":4}`, "authorization", key); a.status != status {
+			t.Errorf("%s: %d, told to wait %s ms; want %d", key, a.status, a.header.Get("Retry-After-Ms"), status)
+		}
+	}
+	say("Bearer other", http.StatusOK)
+	for range 3 {
+		say("Bearer spent", http.StatusTooManyRequests)
+		pause(t.Context(), 200*time.Millisecond) // the log tells
+		say("Bearer other", http.StatusOK)
+	}
+}
+
+// TestOneKeysRequestsTakeNobodyThePool: one key's requests make both servers of a pool
+// answer 500, or break their connections, at once; the fallback answers them 400. All
+// others' are well, and want a tenth of the pool.
+func TestOneKeysRequestsTakeNobodyThePool(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 8 seconds each")
+	}
+	for _, reset := range []bool{false, true} {
+		t.Run(fmt.Sprintf("reset %v", reset), func(t *testing.T) { poisonedPool(t, reset) })
+	}
+}
+
+func poisonedPool(t *testing.T, reset bool) {
+	poisoned := func(w http.ResponseWriter) {
+		if reset {
+			panic(http.ErrAbortHandler)
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+	}
+	answer := func(poisoned func(http.ResponseWriter)) http.Handler {
+		well := taking(1500 * time.Millisecond)
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("x-poison") != "" {
+				poisoned(w)
+				return
+			}
+			well.ServeHTTP(w, r)
+		})
+	}
+	var in [2]*modelServer
+	for i := range in {
+		in[i] = newModelServer(t)
+		in[i].answerWith(answer(poisoned))
+	}
+	next := newModelServer(t)
+	next.answerWith(answer(func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadRequest) }))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ { address: %q }, { address: %q } ] }
+  - { name: b, maxInFlight: 4, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a, fallback: [ { pool: b } ] }
+`, in[0].addr(), in[1].addr(), next.addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	defer cancel()
+	var served, unserved atomic.Int64
+	var parts sync.WaitGroup
+	every := func(d time.Duration, f func(int)) {
+		parts.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				parts.Go(func() { f(i) })
+				pause(ctx, d)
+			}
+		})
+	}
+	every(200*time.Millisecond, func(i int) {
+		a, err := ask(context.WithoutCancel(ctx), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", fmt.Sprint("Bearer good", i))
+		switch {
+		case err != nil:
+			t.Error(err)
+		case a.status == http.StatusOK:
+			served.Add(1)
+		default:
+			unserved.Add(1)
+		}
+	})
+	every(100*time.Millisecond, func(int) {
+		_, _ = ask(context.WithoutCancel(ctx), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", "Bearer poison", "x-poison", "1")
+	})
+	parts.Wait()
+	t.Logf("of the others' requests %d were served, %d were not", served.Load(), unserved.Load())
+	if unserved.Load() > 0 {
+		t.Errorf("%d of the others' %d requests were not served", unserved.Load(), served.Load()+unserved.Load())
+	}
+}
