@@ -166,7 +166,8 @@ const (
 	// earlier faults to be forgotten.
 	maxHold = 5 * time.Minute
 	// blindHold is the first hold where no telemetry of the whole pool could
-	// give evidence (Envoy's base ejection time).
+	// give evidence (Envoy's base ejection time), and the longest of an endpoint there
+	// that refused connections.
 	blindHold = 30 * time.Second
 	// provenBySuccesses is how many good answers prove an endpoint alive that
 	// was reached in spite of its ejection (Envoy's own balancer, a retry).
@@ -608,23 +609,37 @@ func (e *endpoint) weighRisk(now time.Time) {
 // endpoint is well: calm samples since the fault, good answers, or, where the
 // whole pool is blind, time alone. The hold of a GPU's condition begins when the
 // driver says it no more.
+//
+// A server that refused connections and answers since is well, and has nothing to
+// hold against it: where the gate kept it in, good answers end its fault at once, so
+// that it isn't ejected for what is over when another comes back.
 func (e *endpoint) endFault(now time.Time, blind bool) {
 	if e.fault == 0 {
 		return
 	}
-	hold := firstHold(e.fault)
-	if blind {
-		hold = max(hold, blindHold)
-	}
-	hold = min(maxHold, hold<<min(e.faults-1, 8))
-	if now.Sub(e.faultAt) < hold {
-		return
-	}
 	calm := e.age <= FreshAge && e.calm >= calmSamples
 	answers := e.view.Own.Successes-e.successes >= provenBySuccesses
-	if calm || answers || blind {
+	if e.fault == ReasonRefused && !e.ejected && answers && e.view.Own.ConnectStreak == 0 {
+		e.fault, e.faults = 0, 0
+		return
+	}
+	if now.Sub(e.faultAt) >= hold(e.fault, e.faults, blind) && (calm || answers || blind) {
 		e.fault = 0
 	}
+}
+
+// hold is how long the n-th hard fault in succession is held against an endpoint, without
+// regard to what it does meanwhile. In a blind pool one that refused connections
+// comes back for a try after blindHold at most: that costs a request a second attempt.
+func hold(fault Reason, n int, blind bool) time.Duration {
+	first, most := firstHold(fault), maxHold
+	switch {
+	case blind && fault == ReasonRefused:
+		most = blindHold
+	case blind:
+		first = max(first, blindHold)
+	}
+	return min(most, first<<min(n-1, 8))
 }
 
 // settle ends the ejection of an endpoint that nothing wants out any more: it
