@@ -84,8 +84,8 @@ var latencyBars = []bar{
 const notMeasured = "not measured"
 
 // leastRounds is how many of a run's rounds must be valid: five of seven, and
-// never fewer than five.
-func leastRounds(rounds int) int { return max(5, (5*rounds+6)/7) }
+// never fewer than seven.
+func leastRounds(rounds int) int { return max(7, (5*rounds+6)/7) }
 
 // verdict is how an interval from so many rounds stands to a bar.
 func (b bar) verdict(i interval, rounds int) string {
@@ -181,7 +181,7 @@ func (t *table) throughEnvoy(line func(string, ...any)) {
 func (t *table) ratios(line func(string, ...any)) {
 	line("## Ratios\n")
 	line("Each ratio is taken within a round; the table has the median and, in brackets, a distribution-free interval of at least 95 %% for it")
-	line("(order statistics; the whole range below 9 rounds, which covers 93.8 %% with 5). A bar is missed when the whole interval lies above it.")
+	line("(order statistics; the whole range below 9 rounds). A bar is missed when the whole interval lies above it.")
 	line("A round is valid if both of its runs count and both sides are above 0: of a latency that is lost in the noise nothing can be said.")
 	line("With fewer than %d valid of %d rounds the verdict is \"%s\".\n", leastRounds(t.rounds), t.rounds, notMeasured)
 	line("CPU of the server per request, Fairlead's over the other's; \"gross\" includes what each uses without requests, \"net\" doesn't:\n")

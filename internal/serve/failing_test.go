@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"fmt"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -279,6 +280,38 @@ func TestHeldPlacesAreFreeWithTheNextPlan(t *testing.T) {
 	r.pass(tickEvery)
 	if n := r.ledger.InFlight(r.ledger.Slot(gpu)); n != 0 {
 		t.Errorf("%d places taken after it", n)
+	}
+}
+
+// TestAHeldPlaceIsNeverFree: not for the moment between an attempt's end and the hold.
+func TestAHeldPlaceIsNeverFree(t *testing.T) {
+	r := newRuns(t, Options{})
+	for i := range 3000 {
+		id := r.enter(t)
+		over := make(chan bool)
+		taken := make(chan bool, 1)
+		go func() {
+			for {
+				if r.ledger.Reserve(fmt.Sprintf("1718924567124-%03d-%04d", i/1000, i%1000), gpu, 1, 0, r.now) {
+					taken <- true
+					return
+				}
+				select {
+				case <-over:
+					taken <- false
+					return
+				default:
+				}
+			}
+		}()
+		r.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Node: "n", ID: id, Attempt: 1, Endpoint: gpu, Cause: fleet.CauseThrottled, Code: 429, At: r.now})
+		close(over)
+		if <-taken {
+			t.Fatalf("after %d attempts one got a place that should be held", i)
+		}
+		r.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id, Attempt: 1, Cause: fleet.CauseThrottled, Code: 429, At: r.now})
+		r.scoring.step(r.now)
+		r.scoring.published()
 	}
 }
 
