@@ -21,6 +21,7 @@ func (m *Redis) Run(ctx context.Context) error {
 		if err == nil {
 			m.counts.connects.Add(1)
 			if away.over() {
+				m.warnOfEviction(ctx, l)
 				m.log.Info("redis counts the limits", "address", m.redis.Address)
 			}
 			wait = firstRetry

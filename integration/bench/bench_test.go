@@ -192,7 +192,7 @@ func TestABarIsMissedOnlyByTheWholeInterval(t *testing.T) {
 		want      string
 	}{
 		{0.9, 1.1, 7, "held"},
-		{0.9, 1.1, 5, "held"},
+		{0.9, 1.1, 6, notMeasured},
 		{0.9, 1.2, 7, "not missed (the interval reaches above)"},
 		{1.11, 1.2, 7, "missed"},
 		{0.9, 1.1, 4, notMeasured},
