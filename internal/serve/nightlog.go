@@ -89,6 +89,23 @@ func (f *fullLog) look(log *slog.Logger, now time.Time, dropped uint64) {
 	f.told, f.dropped = now, dropped
 }
 
+// undecidedLog tells of requests without a decision, every refusalsEvery at most. The zero
+// value is ready for use.
+type undecidedLog struct {
+	told            time.Time
+	passed, refused int64 // by then
+}
+
+// look says how many passed uncounted, and how many got a 503, since the last line, of all
+// that ever did.
+func (u *undecidedLog) look(log *slog.Logger, now time.Time, passed, refused int64) {
+	if passed == u.passed && refused == u.refused || now.Sub(u.told) < refusalsEvery {
+		return
+	}
+	log.Warn("requests had no decision: ext_proc was away, or later than its 200 ms", "passed_uncounted", passed-u.passed, "refused", refused-u.refused)
+	u.told, u.passed, u.refused = now, passed, refused
+}
+
 // refusals counts refused requests since the last line about them, by why.
 type refusals struct {
 	mu    sync.Mutex

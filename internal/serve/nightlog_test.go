@@ -82,3 +82,36 @@ func TestFullLedgerAdmitsNobodyAndSaysSo(t *testing.T) {
 		t.Error("the metric does not count it")
 	}
 }
+
+// TestRequestsThatNobodyCountedAreTold of, by how many there were since the last line.
+func TestRequestsThatNobodyCountedAreTold(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	var u undecidedLog
+	begin := time.Now()
+	for _, row := range []struct {
+		after           time.Duration
+		passed, refused int64
+		want            string
+	}{
+		{0, 0, 0, ""},
+		{time.Second, 3, 0, "passed_uncounted=3 refused=0"},
+		{5 * time.Second, 8, 0, ""},
+		{11 * time.Second, 9, 2, "passed_uncounted=6 refused=2"},
+		{30 * time.Second, 9, 2, ""},
+		{31 * time.Second, 9, 5, "passed_uncounted=0 refused=3"},
+	} {
+		out.Reset()
+		u.look(log, begin.Add(row.after), row.passed, row.refused)
+		if got := out.String(); (got != "") != (row.want != "") || !strings.Contains(got, row.want) {
+			t.Errorf("after %v with %d and %d: %q; want %q", row.after, row.passed, row.refused, got, row.want)
+		}
+	}
+	out.Reset()
+	r := newRuns(t, Options{Log: log})
+	r.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: "0b6bbd9f-2c5e-4c3f-9d6a-7f3f0e0e0e0e", Route: "chat", Attempt: 1, Endpoint: gpu, Cause: fleet.CauseOK, Code: 200, At: r.now})
+	r.pass(bucket)
+	if !strings.Contains(out.String(), "passed_uncounted=1") {
+		t.Errorf("the server says %q", &out)
+	}
+}

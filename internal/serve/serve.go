@@ -95,8 +95,9 @@ type Server struct {
 	modelRefused atomic.Bool
 	// refused counts 429s since the last line about them.
 	refused    refusals
-	refusedLog time.Time // owned by the tick loop
-	fullLog    fullLog   // owned by the tick loop
+	refusedLog time.Time // owned by the tick loop, as the next two
+	fullLog    fullLog
+	undecided  undecidedLog
 
 	lock      *os.File // on the state folder
 	listeners struct{ xds, extproc, accessLog, admin, push net.Listener }
@@ -368,6 +369,7 @@ func (s *Server) step(now time.Time) {
 	s.view.Store(view)
 	s.logRefusals(now)
 	s.fullLog.look(s.log, now, s.ledger.Dropped())
+	s.undecided.look(s.log, now, s.metrics.undecided.passed.Load(), s.metrics.undecided.refused.Load())
 }
 
 // readiness says why the process should get no traffic yet.
