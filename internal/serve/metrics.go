@@ -301,7 +301,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 			o.Observe(m.undecided.refused.Load(), metric.WithAttributes(attribute.String("result", "refused")))
 		}},
 		{"fairlead.budgets", "Requests by where their output budget came from.", single(m.budgets, "source")},
-		{"fairlead.admission.requests", "Generating requests by why they entered or were refused with a 429 or a 400: refusals have the same reasons in fairlead_requests_total. A body that is too large by its content-length asks for nothing: Envoy answers it 413, and it is body_too_large there alone. One that turns out too large as it comes was admitted here.", func(o metric.Int64Observer) {
+		{"fairlead.admission.requests", "Generating requests by why they entered or were refused with a 429 or a 400: refusals have the same reasons in fairlead_requests_total. A body that is too large by its content-length asks for nothing: Envoy answers it 413, and it is body_too_large there alone. One that turns out too large as it comes was admitted here. Decisions that Envoy no longer waited for count too (fairlead_requests_undecided_total has what became of those requests).", func(o metric.Int64Observer) {
 			m.admission.each(func(k admissionKey, n int64) {
 				o.Observe(n, metric.WithAttributes(attribute.String("route", k.route), attribute.String("class", k.class), attribute.String("reason", k.reason)))
 			})
