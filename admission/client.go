@@ -105,6 +105,9 @@ type account struct {
 	again  bool  // it came in its slot in vain, and the next place is kept for it
 	due    int64 // what it has of pool.due
 	soon   int64 // of pool.soon
+	// counted is until when the account's share ends as many requests as were refused and
+	// counted as newcomers.
+	counted time.Duration
 }
 
 // stir notes that the account has requests in flight or slots outstanding.
@@ -131,6 +134,33 @@ func (a *account) room(share float64) int64 {
 		n = max(n, 1)
 	}
 	return n
+}
+
+// newcomer reports whether a request that came for the first time, and was refused, is
+// one of those whom ends of the pool are left for, and counts it. Of an account no more
+// are than its share of what the pool ends, within freshOver: the others came before their
+// time, or could not enter, since its share has no place for them. One counts for idleAfter
+// at most: by then the pool may have been divided anew.
+func (a *account) newcomer(b *bid) bool {
+	if a.counted > b.now+freshOver {
+		return false
+	}
+	each := float64(b.pool.takes.Load()) / max(a.entitled(b), 1e-3)
+	a.counted = max(a.counted, b.now) + time.Duration(min(each, float64(idleAfter)))
+	return true
+}
+
+// entitled is how many places of the pool are the account's: an even part while the pool
+// is not divided, and all where clients have no shares.
+func (a *account) entitled(b *bid) float64 {
+	share, whole := b.pool.shareOf(b.weight), float64(b.pool.whole.Load())
+	switch {
+	case !b.fair:
+		return whole
+	case math.IsInf(share, 1):
+		return whole / float64(max(1, b.pool.accounts.Load()))
+	}
+	return share
 }
 
 // used notes that a slot of the account is outstanding no more.

@@ -113,6 +113,7 @@ type bid struct {
 	early    bool          // it was told to come later
 	due      bool          // it was told to come by now
 	mine     bool          // … for a place of its limit, not of the pool
+	fresh    bool          // it counts in pool.fresh
 	ends     time.Duration // not before, if it enters; see ends
 }
 
@@ -151,6 +152,9 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	c.mu.Lock()
 	c.leave(b.pool, b.class, b.use(), b.ends)
 	b.pool.leave(a.Level)
+	if b.fresh {
+		b.pool.fresh.Add(-1) // it takes no place after all
+	}
 	v.Refusal = c.refuse(&b, got.Reason, v.Standing)
 	c.mu.Unlock()
 	g.count.refused(&b, got.Reason)
@@ -364,7 +368,9 @@ func (c *client) arrive(b *bid, refused bool) {
 			line.returned.Add(1)
 		}
 	case b.ask.Retry == 0:
-		b.pool.fresh.Add(1)
+		if b.fresh = !refused || a.newcomer(b); b.fresh {
+			b.pool.fresh.Add(1)
+		}
 	case b.ask.Retry > 0 && !b.early && !b.due && refused:
 		line.others.Add(1) // who finds room needs no slot
 	}

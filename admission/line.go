@@ -37,7 +37,8 @@ const (
 	// farFree is what slots past longestLine are given for, as far as newcomers leave it:
 	// before others are told that there is no point in waiting.
 	farFree = 0.75
-	// freshOver is the time constant of the rate at which newcomers come.
+	// freshOver is the time constant of the rate at which newcomers come, and the time over
+	// which no more of a client count than its share ends.
 	freshOver = 10 * time.Second
 	// soloShare is that part where one account alone uses the pool and sends no
 	// more than it was told: the rest is for ends that bunch.

@@ -178,3 +178,153 @@ func TestNewcomersAreKnownByWhatComesForTheFirstTime(t *testing.T) {
 		}
 	}
 }
+
+// packed is a world whose 20 places clients have evenly, and end 20 requests per second.
+func packed(cfg *fleet.Config, clients int, limiter Limiter) (w *world, ids []string) {
+	w = newWorld(cfg, 20, limiter)
+	w.hear(nil)
+	for i := range 20 {
+		a := w.ask(fmt.Sprint("running", i%clients))
+		w.Admit(&a)
+		ids = append(ids, a.ID)
+	}
+	w.pool().newcomers = 0
+	w.pool().fresh.Store(0)
+	return w, ids
+}
+
+// hear lets 50 ms go by, in which something is heard of the requests that run. Answers
+// take a second, and a twentieth of that in level 1.
+func (w *world) hear(ids []string) {
+	for _, id := range ids {
+		w.Apply(fleet.Outcome{Kind: fleet.Heartbeat, ID: id, Attempt: 1, At: w.clock.now()})
+	}
+	for i := range w.pool().levels {
+		w.pool().levels[i].events, w.pool().levels[i].exposure = 1e6, 1e6
+	}
+	w.pool().levels[1].exposure /= 20
+	w.tick(50 * time.Millisecond)
+}
+
+// TestWhoAsksAllTheTimeIsNewcomersForItsShare: one client asks 60 times a second, or as
+// often in bursts, whatever it is told, and is refused. It is no more newcomers than its
+// share ends, and as much again at first; beside 20 others, the slots of the line are as
+// dense as without it.
+func TestWhoAsksAllTheTimeIsNewcomersForItsShare(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		pause   int              // steps between two bursts
+		clients int              // that have the places
+		level   fleet.BurstLevel // of what it asks
+		line    time.Duration    // how long the line is at least
+		unfair  bool             // clients have no shares
+		counts  bool             // it says that each try is the first …
+		returns int              // … but for one in so many
+		low     float64          // newcomers in the end
+		top     float64          // and at most
+	}{
+		{name: "without a word on tries", pause: 1, clients: 20, level: 3, top: 0.1},
+		{name: "in bursts", pause: 20, clients: 20, level: 3, top: 0.1},
+		{name: "where the line is too long for anybody", pause: 1, clients: 20, level: 3, line: 2 * retryCap, top: 0.1},
+		{name: "every try is the first", pause: 1, clients: 20, level: 3, counts: true, top: 0.1},
+		{name: "it returns now and then", pause: 1, clients: 20, level: 3, counts: true, returns: 4, top: 0.1},
+		{name: "short ones beside long ones", pause: 1, clients: 20, level: 1, top: 0.1},
+		{name: "beside one other", pause: 1, clients: 1, level: 3, low: 0.4, top: 1},
+		{name: "no shares", pause: 1, clients: 20, level: 3, unfair: true, low: 0.8, top: 2},
+	} {
+		cfg := config()
+		cfg.Routes[0].FairShare = !row.unfair
+		w, ids := packed(cfg, row.clients, nil)
+		most := 0.0
+		for step := range 600 {
+			if row.line > 0 {
+				w.pool().tail.after(int64(step)*int64(50*time.Millisecond) + int64(row.line))
+			}
+			for i := range 3 * row.pause {
+				if step%row.pause > 0 {
+					break
+				}
+				a := w.ask("hammer")
+				a.Counts, a.Level = row.counts, row.level
+				if row.returns > 0 && (3*step+i)%row.returns == 0 {
+					a.Retry = 1
+				}
+				w.Refuse(&a, ReasonBusy)
+			}
+			w.hear(ids)
+			most = max(most, w.pool().newcomers)
+		}
+		if got := w.pool().newcomers; most > row.top || got < row.low {
+			t.Errorf("%s: newcomers would take %.2f of what ends, and %.2f at most; want %v at least, and %v at most", row.name, got, most, row.low, row.top)
+		}
+		if row.line > 0 || row.low > 0 {
+			continue
+		}
+		var told time.Duration
+		for i := range 30 {
+			a := w.counting(fmt.Sprint("obedient", i), 1)
+			told = w.Refuse(&a, ReasonBusy).RetryAfter
+		}
+		if most := 30*time.Second/(20*mostFree) + 500*time.Millisecond; told > most {
+			t.Errorf("%s: the 30th of who comes now is told %v; want %v at most", row.name, told, most)
+		}
+	}
+}
+
+// TestWhoFindsRoomIsANewcomer, also where one client alone comes for all that ends; who
+// then has used its rate takes nothing.
+func TestWhoFindsRoomIsANewcomer(t *testing.T) {
+	limit := fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Requests: fleet.Rate{Amount: 1, Window: time.Minute}}
+	for _, limited := range []bool{false, true} {
+		cfg := config()
+		if limited {
+			cfg = config(limit)
+		}
+		limiter := &oneLimiter{}
+		w, ids := packed(cfg, 20, limiter)
+		w.end(ids[0])
+		limiter.full = true
+		for range 600 {
+			a := w.ask("client")
+			if v := w.Admit(&a); v.Admitted == limited {
+				t.Fatalf("limited %v: %v", limited, v.Reason)
+			}
+			w.end(a.ID)
+			w.hear(ids[1:])
+		}
+		if got := w.pool().newcomers; !limited && got < 0.8 || limited && got > 0.01 {
+			t.Errorf("limited %v: newcomers would take %.2f of what ends", limited, got)
+		}
+	}
+}
+
+// TestNewcomersOfACrowdCountAgainLater: where each has a thousandth of the pool, a request
+// is all that a client's share ends in hours.
+func TestNewcomersOfACrowdCountAgainLater(t *testing.T) {
+	w, _ := packed(config(), 20, nil)
+	w.pool().share.Store(math.Float64bits(1e-3 / interactiveWeight))
+	w.pool().takes.Store(int64(time.Minute))
+	for i, row := range []struct {
+		pause time.Duration
+		want  int64
+	}{{0, 1}, {idleAfter - freshOver - 1, 1}, {1, 2}, {0, 2}} {
+		w.clock.advance(row.pause)
+		a := w.ask("client")
+		w.Refuse(&a, ReasonBusy)
+		if got := w.pool().fresh.Load(); got != row.want {
+			t.Errorf("request %d: %d count; want %d", i, got, row.want)
+		}
+	}
+}
+
+// oneLimiter admits all, or nobody while it is full.
+type oneLimiter struct{ full bool }
+
+func (l *oneLimiter) Reserve(LimitKey, Rates, fleet.Tokens, time.Time) Reservation {
+	if l.full {
+		return Reservation{Reason: ReasonRequests}
+	}
+	return Reservation{Admitted: true, Reason: ReasonAdmitted}
+}
+
+func (l *oneLimiter) Settle(Ticket, fleet.Tokens) {}

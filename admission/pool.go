@@ -58,8 +58,10 @@ type pool struct {
 	soon atomic.Int64
 	// firstEnd is the time before which hardly any of its requests ends; 0 is unknown.
 	firstEnd atomic.Int64
-	// fresh is how many requests came for the first time since the last step.
+	// fresh is how many newcomers came since the last step.
 	fresh atomic.Int64
+	// takes is how long its requests are in flight on average, ns; 0 while none is.
+	takes atomic.Int64
 	// held is how many requests came when they were told to, and are held.
 	held atomic.Int64
 	// lead is for how long before a slot its place is kept, ns.
@@ -331,13 +333,15 @@ func (p *pool) rate() float64 {
 // meet brings up to date what part of the ends newcomers would take. Of a burst no more
 // counts than twice what ends: it comes once, and all it leaves behind is the line.
 func (p *pool) meet(dt time.Duration) {
-	came, has := float64(p.fresh.Swap(0)), 0.0
+	came, has := float64(max(0, p.fresh.Swap(0))), 0.0
 	for i := range p.levels {
 		has += p.levels[i].has()
 	}
+	rate := p.rate()
+	p.takes.Store(nanoseconds(has / max(rate, 1e-9)))
 	keep := decay(dt, freshOver)
 	p.newcomers *= keep
-	if ends := p.rate() * dt.Seconds() * p.holds / max(has, 1e-9); has > 0.01 && ends > 0 { // in a full pool
+	if ends := rate * dt.Seconds() * p.holds / max(has, 1e-9); has > 0.01 && ends > 0 { // in a full pool
 		p.newcomers += min(came/ends, 2+1/ends) * (1 - keep)
 	}
 }

@@ -104,7 +104,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 
 // idle reports whether nothing is known of an account any more.
 func (a *account) idle(now time.Duration) bool {
-	return a.live == 0 && !a.slots.expects(now) && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1
+	return a.live == 0 && !a.slots.expects(now) && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1 && now >= a.counted
 }
 
 // absent reports whether the client seems to have left: a slot has been due for long,
