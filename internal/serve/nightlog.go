@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admin"
-	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -72,6 +71,27 @@ func (s *Server) logRefusals(now time.Time) {
 	}
 }
 
+// logFailures says how many requests ended without an answer that a caller can use, by
+// route and by what became of the last attempt.
+func (s *Server) logFailures(now time.Time) {
+	if now.Sub(s.failedLog) < refusalsEvery {
+		return
+	}
+	if why := s.failed.take(); len(why) > 0 {
+		s.log.Warn("requests failed at their servers", append(why, "within", refusalsEvery)...)
+		s.failedLog = now
+	}
+}
+
+// countFailure takes the end of a request that no server answered, or the last with an
+// error of its own. Callers that left, and answers that we or Envoy refused with, are none.
+func (s *Server) countFailure(o *fleet.Outcome) {
+	switch o.Cause {
+	case fleet.CauseServerError, fleet.CauseConnectFailed, fleet.CauseReset, fleet.CauseTimeout:
+		s.failed.count(o.Route + "/" + o.Cause.String())
+	}
+}
+
 // fullLog tells of a full ledger, every refusalsEvery at most. The zero value is
 // ready for use.
 type fullLog struct {
@@ -106,24 +126,29 @@ func (u *undecidedLog) look(log *slog.Logger, now time.Time, passed, refused int
 	u.told, u.passed, u.refused = now, passed, refused
 }
 
-// refusals counts refused requests since the last line about them, by why.
-type refusals struct {
+// maxTallied bounds the names of a tally; routes that left the config stay a while.
+const maxTallied = 256
+
+// tally counts requests since the last line about them, by why.
+type tally struct {
 	mu    sync.Mutex
 	byWhy map[string]int64
 }
 
-func (r *refusals) add(e *extproc.Event) {
+func (r *tally) count(why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byWhy == nil {
 		r.byWhy = map[string]int64{}
 	}
-	r.byWhy[e.Why()]++
+	if _, there := r.byWhy[why]; there || len(r.byWhy) < maxTallied {
+		r.byWhy[why]++
+	}
 }
 
 // take returns the counts as log attributes, in the order of their names, and
 // begins anew.
-func (r *refusals) take() []any {
+func (r *tally) take() []any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []any

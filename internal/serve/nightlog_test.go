@@ -19,12 +19,13 @@ import (
 )
 
 func TestRefusalsAreToldByReason(t *testing.T) {
-	var r refusals
+	var r tally
+	add := func(e *extproc.Event) { r.count(e.Why()) }
 	for range 2 {
-		r.add(&extproc.Event{Reason: plan.ReasonAllBusy, Admission: admission.ReasonBusy})
+		add(&extproc.Event{Reason: plan.ReasonAllBusy, Admission: admission.ReasonBusy})
 	}
-	r.add(&extproc.Event{Reason: plan.ReasonWeighted, Admission: admission.ReasonRequests})
-	r.add(&extproc.Event{Reason: plan.ReasonOversize})
+	add(&extproc.Event{Reason: plan.ReasonWeighted, Admission: admission.ReasonRequests})
+	add(&extproc.Event{Reason: plan.ReasonOversize})
 	want := []any{"all_busy", int64(2), "oversize", int64(1), "rate_requests", int64(1)}
 	if got := r.take(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -113,5 +114,40 @@ func TestRequestsThatNobodyCountedAreTold(t *testing.T) {
 	r.pass(bucket)
 	if !strings.Contains(out.String(), "passed_uncounted=1") {
 		t.Errorf("the server says %q", &out)
+	}
+}
+
+// TestFailedRequestsAreTold: who has no answer of a server, by route and why; not who left,
+// was refused, or was told that its request is wrong.
+func TestFailedRequestsAreTold(t *testing.T) {
+	var out bytes.Buffer
+	r := newRuns(t, Options{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	for cause, n := range map[fleet.Cause]int{
+		fleet.CauseConnectFailed: 3, fleet.CauseServerError: 2, fleet.CauseReset: 1, fleet.CauseTimeout: 1,
+		fleet.CauseOK: 1, fleet.CauseClientError: 1, fleet.CauseClientGone: 1, fleet.CauseLocal: 1, fleet.CauseThrottled: 1,
+	} {
+		for range n {
+			r.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: "x", Route: "chat", Cause: cause, Code: 503, At: r.now})
+			r.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Node: "n", ID: "x", Route: "chat", Endpoint: gpu, Cause: cause, Code: 503, At: r.now})
+		}
+	}
+	r.pass(bucket)
+	if want := "chat/connect_failed=3 chat/reset=1 chat/server_error=2 chat/timeout=1 within=10s"; !strings.Contains(out.String(), want) {
+		t.Errorf("log: %s; want %s", &out, want)
+	}
+	out.Reset()
+	r.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: "x", Route: "chat", Cause: fleet.CauseReset, At: r.now})
+	if r.pass(bucket); strings.Contains(out.String(), "failed") {
+		t.Errorf("within ten seconds: %s", &out)
+	}
+	if r.pass(refusalsEvery); !strings.Contains(out.String(), "chat/reset=1 within") {
+		t.Errorf("after ten seconds: %s", &out)
+	}
+	var many tally
+	for i := range 2 * maxTallied {
+		many.count(strconv.Itoa(i))
+	}
+	if n := len(many.take()) / 2; n != maxTallied {
+		t.Errorf("%d names; want %d at most", n, maxTallied)
 	}
 }

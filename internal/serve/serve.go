@@ -93,11 +93,12 @@ type Server struct {
 	faulty atomic.Bool
 	// modelRefused is true while the model file is one that was not taken.
 	modelRefused atomic.Bool
-	// refused counts 429s since the last line about them.
-	refused    refusals
-	refusedLog time.Time // owned by the tick loop, as the next two
-	fullLog    fullLog
-	undecided  undecidedLog
+	// refused counts 429s since the last line about them, failed requests that ended without
+	// a server's good answer.
+	refused, failed       tally
+	refusedLog, failedLog time.Time // owned by the tick loop, as the next two
+	fullLog               fullLog
+	undecided             undecidedLog
 
 	lock      *os.File // on the state folder
 	listeners struct{ xds, extproc, accessLog, admin, push net.Listener }
@@ -368,6 +369,7 @@ func (s *Server) step(now time.Time) {
 	s.logChanges(s.view.Load(), view)
 	s.view.Store(view)
 	s.logRefusals(now)
+	s.logFailures(now)
 	s.fullLog.look(s.log, now, s.ledger.Dropped())
 	s.undecided.look(s.log, now, s.metrics.undecided.passed.Load(), s.metrics.undecided.refused.Load())
 }
@@ -386,6 +388,9 @@ func (s *Server) readiness() error {
 // outcome takes what Envoy logged to the ledger, the scoring and the metrics.
 func (s *Server) outcome(o fleet.Outcome) {
 	s.metrics.outcome(o)
+	if o.Kind == fleet.RequestEnded {
+		s.countFailure(&o)
+	}
 	if !accesslog.Decided(o.ID) {
 		s.unapplied(&o)
 	}
@@ -475,7 +480,7 @@ func (s *Server) observeRequest(e extproc.Event) {
 		s.metrics.anomalies.add("invalid_sampling", 1)
 	}
 	if e.Action == plan.ActionRefuse {
-		s.refused.add(&e)
+		s.refused.count(e.Why())
 	}
 	if e.Steered {
 		s.scoring.prompts.add(e.Slot, e.Prompt)
