@@ -146,7 +146,10 @@ func (c *client) nextWindow(r *Refusal, b *bid, q Quota, cost int64) {
 	u := c.use(b.limit.Name)
 	spacing := time.Duration(float64(q.Window) * min(1, float64(cost)/float64(max(1, q.Limit))))
 	begin := max(b.opens(), b.now+max(q.Reset, time.Millisecond))
-	slot := max(begin, u.next+spacing)
+	slot := begin
+	if u.next > 0 {
+		slot = max(begin, u.next+spacing)
+	}
 	wait := slot - b.now
 	if r.ShouldRetry = wait <= b.patience(retryMax); r.ShouldRetry {
 		u.next = slot
