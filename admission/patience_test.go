@@ -135,11 +135,13 @@ func TestTheFirstRefusedReturnsAsTheWindowBegins(t *testing.T) {
 	for _, age := range []time.Duration{0, time.Second, 10 * time.Minute} {
 		quota := Quota{Limit: 2, Window: time.Minute, Reset: 4 * time.Second}
 		w := newWorld(config(rated(2)), 100, &scripted{answer: Reservation{Reason: ReasonRequests, Requests: quota}})
-		w.clock.advance(age)
-		for i, from := range []time.Duration{4 * time.Second, 34 * time.Second} {
-			a := w.ask("a")
-			if r := w.Admit(&a).Refusal; !r.ShouldRetry || r.RetryAfter < from || r.RetryAfter > from+6*time.Second {
-				t.Errorf("%v after the start refused request %d: %+v; want it told %v and up to 6 s", age, i+1, r, from)
+		for _, later := range []time.Duration{age, 10 * time.Minute} { // long after the last slot too
+			w.clock.advance(later)
+			for i, from := range []time.Duration{4 * time.Second, 34 * time.Second} {
+				a := w.ask("a")
+				if r := w.Admit(&a).Refusal; !r.ShouldRetry || r.RetryAfter < from || r.RetryAfter > from+6*time.Second {
+					t.Errorf("%v after the start, then %v, refused request %d: %+v; want it told %v and up to 6 s", age, later, i+1, r, from)
+				}
 			}
 		}
 	}
