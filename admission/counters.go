@@ -39,9 +39,7 @@ type routeState struct {
 
 	withUsage, within, above, below    atomic.Uint64
 	input, cached, output, outReserved atomic.Uint64
-	// bytesPerToken holds, by the form of the answer, the bits of its mean bytes per
-	// output token, 0 before the first.
-	bytesPerToken [forms]atomic.Uint64
+	lengths                            [forms]lengths // by the form of the answer
 }
 
 // form is what an answer is expected to come as. A token has some four bytes in a whole
@@ -88,18 +86,9 @@ func (r *routeState) usage(k *claim, reserved fleet.Tokens, o *fleet.Outcome) {
 	default:
 		r.below.Add(1)
 	}
-	if u.Output > 0 && o.ResponseBytes > 0 && o.Cause == fleet.CauseOK {
-		ratio := float64(o.ResponseBytes) / float64(u.Output)
-		if old := r.learned(k.form); old > 0 {
-			ratio = old + (ratio-old)*oneRequest
-		}
-		r.bytesPerToken[k.form].Store(math.Float64bits(ratio)) // a lost update is no loss
+	if o.Cause == fleet.CauseOK && !u.Error { // else there may be more than it told
+		r.lengths[k.form].add(o.ResponseBytes, u.Output)
 	}
-}
-
-// learned is the mean bytes per output token of answers of a form, 0 before the first.
-func (r *routeState) learned(f form) float64 {
-	return math.Float64frombits(r.bytesPerToken[f].Load())
 }
 
 // ratio is by what the length of an answer of a form is judged, in bytes per output
@@ -108,19 +97,28 @@ func (r *routeState) learned(f form) float64 {
 // judged by whatever is known, so that a body that cannot be read is no way around a limit.
 func (r *routeState) ratio(f form) float64 {
 	if f != formUnread {
-		return r.learned(f)
+		return r.lengths[f].ratio()
 	}
-	return cmp.Or(r.learned(formStream), r.learned(formUnread), r.learned(formWhole))
+	return cmp.Or(r.lengths[formStream].ratio(), r.lengths[formUnread].ratio(), r.lengths[formWhole].ratio())
 }
 
 // generated estimates the output of an answer that broke off without telling it,
 // from its length; the reservation where no answer of its form ever told.
 func (r *routeState) generated(f form, bytes int64, reserved fleet.Tokens) fleet.Tokens {
+	if output, ok := r.judge(f, bytes); ok {
+		return min(reserved, output)
+	}
+	return reserved
+}
+
+// judge is the output of an answer of so many bytes, to the nearest token, and false where
+// nothing is known of its form.
+func (r *routeState) judge(f form, bytes int64) (fleet.Tokens, bool) {
 	ratio := r.ratio(f)
 	if ratio == 0 {
-		return reserved
+		return 0, false
 	}
-	return min(reserved, fleet.Tokens(float64(max(0, bytes))/ratio))
+	return fleet.Tokens(math.Round(float64(max(0, bytes)) / ratio)), true
 }
 
 // Counters are sums since the start, for metrics.

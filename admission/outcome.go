@@ -173,8 +173,8 @@ const bytesPerToken = 4
 // cannot be read is no way around a limit.
 func (k *claim) measure(o *fleet.Outcome) {
 	k.input = max(k.input, fleet.Tokens(o.RequestBytes/bytesPerToken))
-	if ratio := k.route.ratio(k.form); ratio > 0 {
-		k.output = max(k.output, fleet.Tokens(float64(max(0, o.ResponseBytes))/ratio))
+	if output, ok := k.route.judge(k.form, o.ResponseBytes); ok {
+		k.output = max(k.output, output)
 	}
 }
 

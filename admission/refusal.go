@@ -27,8 +27,8 @@ func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 	case ReasonTokens:
 		c.nextWindow(&r, b, st.Tokens, int64(b.cost))
 	case ReasonLimiterDown:
-		r.ShouldRetry = true
-		r.RetryAfter = whole(limiterWait + spread(b.ask.Seed, limiterWait))
+		r.ShouldRetry = limiterWait <= b.patience(retryMax)
+		r.RetryAfter = whole(limiterWait + b.jitter(limiterWait, limiterWait, r.ShouldRetry))
 	case ReasonTooMany:
 		r.RetryAfter = whole(max(st.Tokens.Reset, time.Second))
 	default:
@@ -146,13 +146,26 @@ func (c *client) nextWindow(r *Refusal, b *bid, q Quota, cost int64) {
 	u := c.use(b.limit.Name)
 	spacing := time.Duration(float64(q.Window) * min(1, float64(cost)/float64(max(1, q.Limit))))
 	begin := max(b.opens(), b.now+max(q.Reset, time.Millisecond))
-	slot := max(begin, u.next+spacing)
+	slot := begin
+	if u.next > 0 {
+		slot = max(begin, u.next+spacing)
+	}
 	wait := slot - b.now
 	if r.ShouldRetry = wait <= b.patience(retryMax); r.ShouldRetry {
 		u.next = slot
 	}
 	// All windows begin at once: a tenth of one is there to spread in.
-	r.RetryAfter = whole(wait + spread(b.ask.Seed, min(spacing, q.Window/10, retryMax-wait)))
+	r.RetryAfter = whole(wait + b.jitter(wait, min(spacing, q.Window/10), r.ShouldRetry))
+}
+
+// jitter parts requests that are told the same wait, by less than most. Who is to come
+// again is told nothing that is later than its caller waits.
+func (b *bid) jitter(wait, most time.Duration, again bool) time.Duration {
+	left := retryMax - wait
+	if again {
+		left = b.patience(retryMax) - wait
+	}
+	return spread(b.ask.Seed, min(most, left))
 }
 
 // opens is when there may be slots: from now on, or from when an endpoint of the

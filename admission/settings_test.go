@@ -131,11 +131,11 @@ func TestExceptionsInheritWhatTheyDoNotSay(t *testing.T) {
 }
 
 // TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens: of 1000 tokens a minute
-// a request of 300 is worth 18 seconds.
+// a request of 300 is worth 18 seconds, from the begin of the next window on.
 func TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens(t *testing.T) {
 	left := Quota{Limit: 1000, Remaining: 10, Window: time.Minute, Reset: 5 * time.Second}
 	w := newWorld(config(rated(0)), 100, &scripted{answer: Reservation{Reason: ReasonTokens, Tokens: left}})
-	for i, from := range []time.Duration{18 * time.Second, 36 * time.Second, 54 * time.Second} {
+	for i, from := range []time.Duration{5 * time.Second, 23 * time.Second, 41 * time.Second, 59 * time.Second} {
 		a := w.ask("a")
 		v := w.Admit(&a)
 		if v.Reason != ReasonTokens || v.Standing.Tokens != left || !v.Refusal.ShouldRetry {

@@ -333,10 +333,11 @@ func (s *slots) free(earliness float64, most int) int {
 	return max(1, min(most, freeSlots>>int(min(earliness, freeSlots))))
 }
 
-// keep takes a slot, and returns when it is, with its jitter.
+// keep takes a slot, and returns when it is, with its jitter: by that it is no later than
+// the caller waits.
 func (s *slots) keep(t *turn, at time.Duration, shared bool, spacing time.Duration) time.Duration {
 	last := max(s.last, at) // without jitter, or slots behind it would drift apart
-	at += spread(t.seed, min((at-t.asked)/4, spacing))
+	at += spread(t.seed, min((at-t.asked)/4, spacing, t.now+t.patience-at))
 	s.add(slot{at: at, shared: shared, last: t.last, level: t.level})
 	s.last = last
 	return at

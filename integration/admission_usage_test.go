@@ -160,7 +160,7 @@ func (s *served) stream(t *testing.T, m *modelServer, path, body string, events 
 }
 
 // TestBrokenStreamIsChargedByTheLengthOfStreams, also on a route whose whole answers
-// have far fewer bytes a token: nine of ten chunks are some nine tokens.
+// have far fewer bytes a token: 90 of 100 chunks are some 90 tokens.
 func TestBrokenStreamIsChargedByTheLengthOfStreams(t *testing.T) {
 	m := newModelServer(t)
 	s := startServed(t, fmt.Sprintf(`groups:
@@ -186,19 +186,19 @@ limits:
 	const (
 		plain    = `{"max_tokens":5000}`
 		streamed = `{"max_tokens":5000,"stream":true}`
-		tenTold  = `data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":10,"total_tokens":110}}` + "\n\n"
+		told     = `data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":100,"total_tokens":200}}` + "\n\n"
 	)
 	long := fmt.Sprintf(`{"object":"chat.completion","choices":[{"message":{"content":%q}}],"usage":{"prompt_tokens":100,"completion_tokens":1000,"total_tokens":1100}}`, strings.Repeat("word", 1000))
 	for range 5 {
 		before := settled()
 		m.answerWith(envoytest.Status(http.StatusOK, long, "content-type", "application/json"))
 		s.post(t, chatPath, plain)
-		m.answerWith(sends(10, func(w io.Writer) { _, _ = io.WriteString(w, tenTold+done) }))
+		m.answerWith(sends(100, func(w io.Writer) { _, _ = io.WriteString(w, told+done) }))
 		s.post(t, chatPath, streamed)
-		envoytest.Eventually(t, "both settled", func() bool { return settled() >= before+1100+110 })
+		envoytest.Eventually(t, "both settled", func() bool { return settled() >= before+1100+200 })
 	}
 	before := settled()
-	m.answerWith(sends(9, func(io.Writer) { panic(http.ErrAbortHandler) }))
+	m.answerWith(sends(90, func(io.Writer) { panic(http.ErrAbortHandler) }))
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.listen+chatPath, strings.NewReader(streamed))
 	if err != nil {
 		t.Fatal(err)
@@ -214,7 +214,7 @@ limits:
 	}
 	envoytest.Eventually(t, "the broken stream settled", func() bool { return settled() > before })
 	prompt := float64(len(streamed) / 4)
-	if output := settled() - before - prompt; output < 6 || output > 10 {
-		t.Errorf("%v tokens of output charged for nine of ten chunks; want 6 to 10", output)
+	if output := settled() - before - prompt; output < 80 || output > 90 {
+		t.Errorf("%v tokens of output charged for 90 of 100 chunks; want 80 to 90", output)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -272,6 +273,54 @@ func TestClientsStopWhereTheirTimeIsTooShort(t *testing.T) {
 		if got := patient.header.Get(wire.HeaderShouldRetry); patient.status != http.StatusTooManyRequests || got != "" || patient.advised() <= timeout {
 			t.Errorf("status %d, %s: %q beside %v; want 429 with a slot after more than %v",
 				patient.status, wire.HeaderShouldRetry, got, patient.advised(), timeout)
+		}
+	})
+}
+
+// TestClientsComeAgainInTheirTimeAfterALimitOfRequests: who waits for the next window just
+// so is told a time within its own, and who would be gone before that begins is told not to
+// come.
+func TestClientsComeAgainInTheirTimeAfterALimitOfRequests(t *testing.T) {
+	limits := "limits: [{ key: authorization, requests: 2/min }]"
+	eachClient(t, "", "", limits, func(t *testing.T, c client, p *place) {
+		const least = 5 * time.Second // to the next window, so that it doesn't begin in between
+		reset := time.Duration(0)
+		for reset < least { // whoever is refused before waits until it begins
+			for range 2 {
+				p.forget()
+				text, header, err := c.ask(context.Background(), p.url, 16)
+				if err != nil || text != said {
+					t.Fatalf("%q, %v", text, err)
+				}
+				envoytest.Eventually(t, "the answer recorded", func() bool {
+					all := p.atLeast(t, 1)
+					return all[len(all)-1].status == http.StatusOK
+				})
+				seconds, err := strconv.Atoi(header.Get(wire.HeaderRateLimitReset))
+				if err != nil {
+					t.Fatal(err)
+				}
+				reset = time.Duration(seconds) * time.Second
+			}
+		}
+		p.forget()
+		f, ok := c.failed(c.within(context.Background(), p.url, 16, 2*time.Second))
+		if !ok || f.status != http.StatusTooManyRequests {
+			t.Fatalf("the client sees %+v", f)
+		}
+		if one := p.attempts(t, 1)[0]; one.header.Get(wire.HeaderShouldRetry) != "false" || one.advised() <= 2*time.Second {
+			t.Errorf("told %v, %v to who waits 2 s", one.advised(), one.header)
+		}
+		p.forget()
+		ctx, cancel := context.WithCancel(context.Background())
+		gaveUp := make(chan error, 1)
+		go func() { gaveUp <- c.within(ctx, p.url, 16, reset+time.Second) }()
+		one := p.attempts(t, 1)[0]
+		cancel()
+		<-gaveUp
+		checkRefusal(t, one)
+		if one.status != http.StatusTooManyRequests || one.advised() > reset+time.Second {
+			t.Errorf("status %d, told %v to who waits %v", one.status, one.advised(), reset+time.Second)
 		}
 	})
 }
