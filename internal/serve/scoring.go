@@ -168,7 +168,9 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) {
 		if o.Cause == fleet.CauseOK {
 			t.served.note(asker, o.At)
 		}
-		wait, guessed = t.closes(&o, asker, s.severalIn(o.Endpoint.Pool))
+		if closedFor(&o) > 0 {
+			wait, guessed = t.closes(&o, asker, s.severalIn(o.Endpoint.Pool))
+		}
 		if wait > 0 || s.chained[o.Endpoint.Pool] && failed(&o) {
 			s.hold(o.Endpoint)
 		}
