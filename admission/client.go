@@ -74,6 +74,9 @@ type client struct {
 	lapsed   float64
 	uses     []use
 	accounts []account
+	aways    []away
+	// shared: it stands for clients that the table had no room for.
+	shared bool
 }
 
 // use is what a client has of one limit.
@@ -176,7 +179,7 @@ func (t *clients) init(most int) {
 		t.shards[i].byKey = map[Client]*client{}
 	}
 	for i := range t.shared {
-		t.shared[i].client.mu = &t.shared[i].mu
+		t.shared[i].client.mu, t.shared[i].client.shared = &t.shared[i].mu, true
 	}
 }
 

@@ -381,6 +381,9 @@ func (c *client) arrive(b *bid, refused bool) {
 // client is locked.
 func (c *client) enter(b *bid) (why Reason, hint int) {
 	a := c.account(b.pool, b.class)
+	if c.awayFrom(b.pool, b.now) > 0 {
+		return ReasonServerLimit, 0
+	}
 	var u *use
 	if b.cap > 0 {
 		if u = c.use(b.limit.Name); u.live >= b.cap || u.yields(b) {

@@ -13,6 +13,10 @@ const limiterWait = time.Second
 func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 	a := c.account(b.pool, b.class)
 	r := Refusal{InFlight: a.live, Concurrency: c.advised(a, b)}
+	if wait := c.awayFrom(b.pool, b.now); wait > 0 && why == ReasonServerLimit {
+		c.comeBack(&r, b, wait)
+		return r
+	}
 	if b.limit == nil {
 		c.lineUp(&r, a, b, why)
 		return r

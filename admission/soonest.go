@@ -29,7 +29,7 @@ func (g *Gate) Wait(a *Ask) time.Duration {
 	if s.premature(b.now, a.Retry) {
 		return 0
 	}
-	return acc.wait(&b)
+	return max(acc.wait(&b), c.awayFrom(b.pool, b.now))
 }
 
 // wait is how long lineUp would let a request wait that has no slot.

@@ -112,12 +112,13 @@ const (
 	ReasonTokens             // the client's tokens of this window are used up
 	ReasonTooMany            // more tokens, at the least, than a whole window has
 	ReasonLimiterDown        // nobody counts, and the config says onError: closed
+	ReasonServerLimit        // a server of the pool told this client alone to stay away
 	reasonCount
 )
 
 var reasonNames = [reasonCount]string{
 	"invalid", "admitted", "all_busy", "no_room", "concurrency", "turn", "share", "level",
-	"rate_requests", "rate_tokens", "rate_too_many_tokens", "limiter_down",
+	"rate_requests", "rate_tokens", "rate_too_many_tokens", "limiter_down", "server_limit",
 }
 
 func (r Reason) String() string {

@@ -184,10 +184,11 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 }
 
 // byPool reports whether a refusal may be otherwise in another pool: for a share or
-// a level of one, and for no place in the one that Envoy would choose.
+// a level of one, for its servers' own word, and for no place in the one that Envoy would
+// choose.
 func byPool(why admission.Reason) bool {
 	switch why {
-	case admission.ReasonShare, admission.ReasonTurn, admission.ReasonLevel, admission.ReasonBusy:
+	case admission.ReasonShare, admission.ReasonTurn, admission.ReasonLevel, admission.ReasonBusy, admission.ReasonServerLimit:
 		return true
 	}
 	return false

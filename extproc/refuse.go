@@ -204,6 +204,8 @@ func (r *refusal) appendMessage(b []byte) []byte {
 		} else {
 			b = append(append(append(b, ": lower "...), v.field...), " or shorten the prompt."...)
 		}
+	case admission.ReasonServerLimit:
+		b = append(b, "The model servers have told you to stay away for a while, for a limit of their own."...)
 	case admission.ReasonLimiterDown:
 		b = append(b, "Rate limits can't be counted at the moment, and nothing is admitted meanwhile."...)
 	default:

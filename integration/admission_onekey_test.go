@@ -41,6 +41,62 @@ routes:
 	}
 }
 
+// TestAKeyThatAProviderLimitsTakesTheFallbacksPlaces and no more: twelve workers of it, as
+// SDKs do, want more than the next pool has. Another key goes on at the provider.
+func TestAKeyThatAProviderLimitsTakesTheFallbacksPlaces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 7 seconds")
+	}
+	provider, next := newModelServer(t), newModelServer(t)
+	var spent atomic.Int64
+	provider.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("authorization") == "Bearer spent" {
+			spent.Add(1)
+			w.Header().Set("retry-after", "30")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	next.answerWith(taking(300 * time.Millisecond))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ { address: %q } ] }
+  - { name: b, maxInFlight: 4, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a, fallback: [ { pool: b } ] }
+`, provider.addr(), next.addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), 7*time.Second)
+	defer cancel()
+	var limited, other operations
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		for ctx.Err() == nil {
+			other.run(ctx, t, s, "other")
+			pause(ctx, 50*time.Millisecond)
+		}
+	})
+	pause(ctx, 300*time.Millisecond)
+	for range 12 {
+		parts.Go(func() {
+			for ctx.Err() == nil {
+				limited.run(ctx, t, s, "spent")
+			}
+		})
+	}
+	pause(ctx, 1500*time.Millisecond) // what nobody could know
+	next.peak.Store(0)
+	before := spent.Load()
+	parts.Wait()
+	t.Logf("the limited key: %d served, %d given up, %d at a time on the server of 4, %d more in vain; the other: %d served, %d given up",
+		limited.served.Load(), limited.gaveUp.Load(), next.peak.Load(), spent.Load()-before, other.served.Load(), other.gaveUp.Load())
+	if next.peak.Load() > 4 || spent.Load() > before {
+		t.Errorf("%d at a time on the server of 4, %d asked the provider in vain", next.peak.Load(), spent.Load()-before)
+	}
+	if limited.served.Load() < 40 || other.served.Load() < 40 || other.gaveUp.Load() > 0 {
+		t.Errorf("the limited key had %d served, the other %d, and %d gave up", limited.served.Load(), other.served.Load(), other.gaveUp.Load())
+	}
+}
+
 // TestOneKeysRequestsTakeNobodyThePool: one key's requests make both servers of a pool
 // answer 500, or break their connections, at once; the fallback answers them 400. All
 // others' are well, and want a tenth of the pool.

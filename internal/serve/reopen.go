@@ -48,28 +48,38 @@ const provenFor = 5 * time.Second
 // lone is how long an endpoint counts as full at most that told one client of several.
 const lone = plainThrottle - reopenEarly
 
-// closes is for how long the end of an attempt closes its endpoint, and whether that is a
-// guess. Providers limit each key for itself: a 429 may be for the asker alone, and would
+// closing is what the end of an attempt closes, and for how long; 0 is nothing.
+type closing struct {
+	all     time.Duration // the endpoint, for everybody
+	guessed bool          // that is a guess
+	asker   time.Duration // the pool, for who asked
+}
+
+// closes is what the end of an attempt closes. Providers limit each key for itself: a 429 may be for the asker alone, and would
 // shut all others out. So it closes the endpoint for all, as long as it says, where others
 // were told so since one of them was served, or there are no others (several is false).
 // Else it closes nothing while others are served, and where nobody was of late it closes
-// shortly: then one asks, and if it is another and is served, it opens.
-func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, several bool) (wait time.Duration, guessed bool) {
-	wait, guessed = closedFor(o), o.RetryAfter == 0 || o.RetryAfter > longestClosed
-	if wait == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
-		return wait, guessed
+// shortly: then one asks, and if it is another and is served, it opens. The asker is kept
+// out of the pool meanwhile, if it was told for how long.
+func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, several bool) closing {
+	c := closing{all: closedFor(o), guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
+	if c.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
+		return c
 	}
 	served, turned := t.served.besides(asker), t.turned.besides(asker)
 	t.turned.note(asker, o.At)
-	switch {
-	case turned.After(served) && o.At.Sub(turned) < longestClosed:
-		return wait, guessed
-	case o.At.Sub(served) < provenFor:
-		return 0, false
-	case several:
-		return min(wait, lone), true
+	proven := o.At.Sub(served) < provenFor
+	if turned.After(served) && o.At.Sub(turned) < longestClosed || !proven && !several {
+		return c
 	}
-	return wait, guessed
+	alone := closing{guessed: true}
+	if o.RetryAfter > 0 {
+		alone.asker = c.all
+	}
+	if !proven {
+		alone.all = min(c.all, lone)
+	}
+	return alone
 }
 
 // clients are the last two clients that something happened to, and when it did.
@@ -130,14 +140,13 @@ const (
 	unasked = 3 * time.Second
 )
 
-// outcome takes what Envoy logged of an attempt that reached the endpoint, or ended. wait
-// is for how long the endpoint wants no requests by that, 0 if it doesn't say; guessed is
-// the closure's.
-func (c *closure) outcome(o *fleet.Outcome, wait time.Duration, guessed bool) {
+// outcome takes what Envoy logged of an attempt that reached the endpoint, or ended, and
+// what that closes.
+func (c *closure) outcome(o *fleet.Outcome, by closing) {
 	switch {
-	case wait > 0:
-		if until := o.At.Add(wait); until.After(c.until) {
-			*c = closure{until: until, guessed: guessed}
+	case by.all > 0:
+		if until := o.At.Add(by.all); until.After(c.until) {
+			*c = closure{until: until, guessed: by.guessed}
 		}
 	case c.until.IsZero() || o.At.Before(c.until):
 		// It may have begun before the endpoint closed.

@@ -56,8 +56,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		begin := time.Now()
 		for _, e := range row.events {
 			o := fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)}
-			wait, guessed := new(tracker).closes(&o, admission.Client{}, false)
-			g.outcome(&o, wait, guessed)
+			g.outcome(&o, new(tracker).closes(&o, admission.Client{}, false))
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)
@@ -123,41 +122,85 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		asker admission.Client
 	}
 	told := 30*s - reopenEarly
+	all, asker, both := closing{all: told}, closing{asker: told, guessed: true}, closing{all: lone, asker: told, guessed: true}
 	for name, row := range map[string]struct {
 		events  []event // the last one counts
 		several bool
-		wait    time.Duration
-		guessed bool
+		want    closing
 	}{
-		"nobody else was there":                 {[]event{{0, 429, one}}, false, told, false},
-		"the same was served":                   {[]event{{0, 200, one}, {s, 429, one}}, true, lone, true},
-		"another was served":                    {[]event{{0, 200, two}, {s, 429, one}}, true, 0, false},
-		"another was served, and then the same": {[]event{{0, 200, two}, {0, 200, one}, {s, 429, one}}, true, 0, false},
-		"another was served long ago":           {[]event{{0, 200, two}, {5 * s, 429, one}}, true, lone, true},
-		"another is refused":                    {[]event{{0, 429, one}}, true, lone, true},
-		"another was told so too":               {[]event{{0, 200, two}, {s, 429, one}, {s, 429, two}}, true, told, false},
-		"another was told so and served since":  {[]event{{0, 429, two}, {s, 200, two}, {s, 429, one}}, true, 0, false},
-		"another was told so long ago":          {[]event{{0, 429, two}, {60 * s, 429, one}}, true, lone, true},
-		"the same was told so before":           {[]event{{0, 200, two}, {s, 429, one}, {2 * s, 429, one}}, true, 0, false},
-		"it isn't known whose it is":            {[]event{{0, 200, two}, {s, 429, unknown}}, true, told, false},
-		"nobody knows who was served":           {[]event{{0, 200, unknown}, {s, 429, one}}, false, told, false},
-		"a server that is overloaded":           {[]event{{0, 200, two}, {s, 529, one}}, true, told, false},
-		"one that is unavailable":               {[]event{{0, 200, two}, {s, 503, one}}, true, told, false},
+		"nobody else was there":                 {[]event{{0, 429, one}}, false, all},
+		"the same was served":                   {[]event{{0, 200, one}, {s, 429, one}}, true, both},
+		"another was served":                    {[]event{{0, 200, two}, {s, 429, one}}, true, asker},
+		"another was served, and has left":      {[]event{{0, 200, two}, {s, 429, one}}, false, asker},
+		"another was served, and then the same": {[]event{{0, 200, two}, {0, 200, one}, {s, 429, one}}, true, asker},
+		"another was served long ago":           {[]event{{0, 200, two}, {5 * s, 429, one}}, true, both},
+		"another is refused":                    {[]event{{0, 429, one}}, true, both},
+		"another was told so too":               {[]event{{0, 200, two}, {s, 429, one}, {s, 429, two}}, true, all},
+		"another was told so and served since":  {[]event{{0, 429, two}, {s, 200, two}, {s, 429, one}}, true, asker},
+		"another was told so long ago":          {[]event{{0, 429, two}, {60 * s, 429, one}}, true, both},
+		"the same was told so before":           {[]event{{0, 200, two}, {s, 429, one}, {2 * s, 429, one}}, true, asker},
+		"it isn't known whose it is":            {[]event{{0, 200, two}, {s, 429, unknown}}, true, all},
+		"nobody knows who was served":           {[]event{{0, 200, unknown}, {s, 429, one}}, false, all},
+		"a server that is overloaded":           {[]event{{0, 200, two}, {s, 529, one}}, true, all},
+		"one that is unavailable":               {[]event{{0, 200, two}, {s, 503, one}}, true, all},
 	} {
 		var tr tracker
 		begin := time.Now()
-		var wait time.Duration
-		var guessed bool
+		var got closing
 		for _, e := range row.events {
 			if e.code == 200 {
 				tr.served.note(e.asker, begin.Add(e.at))
 				continue
 			}
 			o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: e.code, RetryAfter: 30 * s, At: begin.Add(e.at)}
-			wait, guessed = tr.closes(&o, e.asker, row.several)
+			got = tr.closes(&o, e.asker, row.several)
 		}
-		if wait != row.wait || wait > 0 && guessed != row.guessed {
-			t.Errorf("%s: closed for %v, guessed %v; want %v, %v", name, wait, guessed, row.wait, row.guessed)
+		if got != row.want {
+			t.Errorf("%s: it closes %+v; want %+v", name, got, row.want)
+		}
+	}
+	var tr tracker
+	begin := time.Now()
+	tr.served.note(two, begin)
+	o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, At: begin}
+	if got := tr.closes(&o, one, true); got.all != 0 || got.asker != 0 {
+		t.Errorf("without a time to wait it closes %+v; want nothing", got)
+	}
+}
+
+// TestWhoWasServedIsKnown in whichever order Envoy's two logs come: then another's 429 keeps
+// that one out alone.
+func TestWhoWasServedIsKnown(t *testing.T) {
+	one, two := admission.Client{1}, admission.Client{2}
+	attempt := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseOK, Code: 200}
+	request := fleet.Outcome{Kind: fleet.RequestEnded, Cause: fleet.CauseOK, Code: 200}
+	refused := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseThrottled, Code: 429, RetryAfter: 30 * time.Second}
+	ended := fleet.Outcome{Kind: fleet.RequestEnded, Cause: fleet.CauseThrottled, Code: 429}
+	for name, order := range map[string][2][]fleet.Outcome{
+		"attempts first": {{attempt, request}, {refused, ended}},
+		"requests first": {{request, attempt}, {ended, refused}},
+	} {
+		r := newRuns(t, Options{})
+		for i, of := range []admission.Client{two, one} {
+			id := r.enterAs(t, of)
+			for _, o := range order[i] {
+				o.Node, o.ID, o.Attempt, o.Route, o.Endpoint, o.At = "n", id, 1, "chat", gpu, r.now
+				r.outcome(o)
+			}
+		}
+		inputs, _ := r.scoring.step(r.now)
+		for _, p := range inputs.Pools {
+			for _, e := range p.Endpoints {
+				if e.Closed {
+					t.Errorf("%s: %s is closed for all", name, e.Address)
+				}
+			}
+		}
+		for of, enters := range map[admission.Client]bool{one: false, two: true} {
+			a := admission.Ask{ID: "1718924567123-007-9999", Route: "chat", Pool: "gpu", Client: of, Level: 7, Class: fleet.ClassInteractive, Output: 4096, At: r.now}
+			if v := r.gate.Admit(&a); v.Admitted != enters || !enters && v.Reason != admission.ReasonServerLimit {
+				t.Errorf("%s: client %d is told %+v", name, of[0], v)
+			}
 		}
 	}
 }

@@ -149,34 +149,39 @@ func (s *scoring) read(r telemetry.Reading) {
 }
 
 // outcome takes what Envoy logged of an attempt that began or ended, and whose request it
-// was, zero if that isn't known.
-func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) {
+// was, zero if that isn't known. It returns for how long that client is to stay out of the
+// endpoint's pool, 0 if it isn't.
+func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time.Duration) {
 	s.ratios.learn(&o)
-	if o.Kind != fleet.AttemptEnded && o.Kind != fleet.AttemptStarted || !o.Endpoint.Address.IsValid() {
-		return
+	if o.Kind == fleet.Heartbeat || !o.Endpoint.Address.IsValid() {
+		return 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.endpoints[o.Endpoint]
 	if t == nil {
-		return
+		return 0
+	}
+	if o.Kind != fleet.AttemptStarted && o.Cause == fleet.CauseOK {
+		t.served.note(asker, o.At) // by the end that is told first: after it nobody knows who asked
+	}
+	if o.Kind == fleet.RequestEnded {
+		return 0
 	}
 	s.reached(&o)
-	wait, guessed := time.Duration(0), false
+	var closes closing
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
-		if o.Cause == fleet.CauseOK {
-			t.served.note(asker, o.At)
-		}
 		if closedFor(&o) > 0 {
-			wait, guessed = t.closes(&o, asker, s.severalIn(o.Endpoint.Pool))
+			closes = t.closes(&o, asker, s.severalIn(o.Endpoint.Pool))
 		}
-		if wait > 0 || s.chained[o.Endpoint.Pool] && failed(&o) {
+		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) {
 			s.hold(o.Endpoint)
 		}
 	}
-	t.closed.outcome(&o, wait, guessed)
+	t.closed.outcome(&o, closes)
 	t.fails.outcome(&o, asker)
+	return closes.asker
 }
 
 // severalIn reports whether a pool has more than one client, as of the last tick.

@@ -395,10 +395,13 @@ func (s *Server) outcome(o fleet.Outcome) {
 		s.unapplied(&o)
 	}
 	var asker admission.Client
-	if o.Kind == fleet.AttemptEnded {
+	if o.Kind == fleet.AttemptEnded || o.Kind == fleet.RequestEnded {
 		asker, _ = s.gate.Asker(o.ID)
 	}
-	s.scoring.outcome(o, asker) // before the place is free: it may hold it
+	// Before the place is free: it may be held.
+	if wait := s.scoring.outcome(o, asker); wait > 0 {
+		s.gate.TurnAway(asker, o.Endpoint.Pool, wait, o.At)
+	}
 	s.ledger.Apply(o)
 	if pool := s.gate.Apply(o); pool != "" {
 		s.scoring.passedBy(pool, &o)

@@ -1,0 +1,61 @@
+package admission
+
+import "time"
+
+// away is until when a client is to stay away from a pool, by a server's own word.
+type away struct {
+	pool  *pool
+	until time.Duration
+}
+
+// mostAway bounds the pools that a client is told to stay away from at a time.
+const mostAway = 16
+
+// TurnAway keeps a client out of a pool for so long from then on: a server there has told
+// it alone to stay away, as providers do that limit each key. Its requests go to the next
+// pool of their chain, or are refused (ReasonServerLimit). Envoy would send them on too,
+// after an attempt in vain, but beside the next pool's limits. Clients that share one
+// place of the table, for which it had no room, are not kept out.
+func (g *Gate) TurnAway(of Client, pool string, wait time.Duration, at time.Time) {
+	p := g.settings.Load().pools[pool]
+	if p == nil || wait <= 0 {
+		return
+	}
+	now := g.since(at)
+	c := g.clients.lock(of, now)
+	defer c.mu.Unlock()
+	if !c.shared {
+		c.turnAway(p, now, now+wait)
+	}
+}
+
+func (c *client) turnAway(p *pool, now, until time.Duration) {
+	kept := c.aways[:0]
+	for _, a := range c.aways {
+		switch {
+		case a.pool == p:
+			until = max(until, a.until)
+		case a.until > now:
+			kept = append(kept, a)
+		}
+	}
+	if c.aways = kept; len(kept) < mostAway {
+		c.aways = append(kept, away{p, until})
+	}
+}
+
+// awayFrom is for how long the client is still to stay away from a pool, 0 if it isn't.
+func (c *client) awayFrom(p *pool, now time.Duration) time.Duration {
+	for i := range c.aways {
+		if a := &c.aways[i]; a.pool == p {
+			return max(0, a.until-now)
+		}
+	}
+	return 0
+}
+
+// comeBack tells a client when the servers of a pool want it again.
+func (c *client) comeBack(r *Refusal, b *bid, wait time.Duration) {
+	r.ShouldRetry = wait <= b.patience(retryMax)
+	r.RetryAfter = whole(wait + b.jitter(wait, min(time.Second, wait/10), r.ShouldRetry))
+}

@@ -1,0 +1,82 @@
+package admission
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// TestWhoAServerTurnedAwayStaysOut of its pool until it said, and nobody else does.
+func TestWhoAServerTurnedAwayStaysOut(t *testing.T) {
+	cfg := config()
+	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 10, Endpoints: make([]fleet.Endpoint, 1)})
+	w := newWorld(cfg, 100, nil)
+	w.TurnAway(named("a"), "p", 20*time.Second, w.clock.now())
+	w.TurnAway(named("a"), "p", 5*time.Second, w.clock.now()) // says less
+	w.TurnAway(named("a"), "none", time.Hour, w.clock.now())
+	try := func(who, pool string, enters bool) Verdict {
+		t.Helper()
+		a := w.ask(who)
+		a.Pool = pool
+		v := w.Admit(&a)
+		if v.Admitted != enters || !enters && v.Reason != ReasonServerLimit {
+			t.Errorf("%s in %s: %+v", who, pool, v)
+		}
+		return v
+	}
+	v := try("a", "p", false)
+	if r := v.Refusal; !r.ShouldRetry || r.RetryAfter < 20*time.Second || r.RetryAfter > 21*time.Second {
+		t.Errorf("it is told %+v; want 20 s and a little", r)
+	}
+	try("a", "q", true)
+	try("b", "p", true)
+	a := w.ask("a")
+	a.Timeout = 10 * time.Second
+	if v := w.Admit(&a); v.Refusal.ShouldRetry {
+		t.Errorf("who waits 10 s is told %+v", v.Refusal)
+	}
+	if wait := w.Wait(&a); wait < 20*time.Second {
+		t.Errorf("it would wait %v for that pool", wait)
+	}
+	a.Pool = "q"
+	if wait := w.Wait(&a); wait >= 20*time.Second {
+		t.Errorf("it would wait %v for another pool", wait)
+	}
+	w.clock.advance(20 * time.Second)
+	try("a", "p", true)
+}
+
+// TestPoolsToStayAwayFromAreBounded: what is over goes first.
+func TestPoolsToStayAwayFromAreBounded(t *testing.T) {
+	var c client
+	pools := make([]pool, 3*mostAway)
+	for i := range pools {
+		c.turnAway(&pools[i], 0, time.Duration(1+i%2)*time.Minute)
+		if len(c.aways) > mostAway {
+			t.Fatalf("%d", len(c.aways))
+		}
+	}
+	c.turnAway(&pools[len(pools)-1], 90*time.Second, 3*time.Minute)
+	if c.awayFrom(&pools[len(pools)-1], 90*time.Second) != 90*time.Second || len(c.aways) > mostAway/2+1 {
+		t.Errorf("%d, of which half were over", len(c.aways))
+	}
+}
+
+// TestClientsWithoutAPlaceOfTheirOwnAreNotKeptOut, since others share it.
+func TestClientsWithoutAPlaceOfTheirOwnAreNotKeptOut(t *testing.T) {
+	w := newWorld(config(), 1000, nil)
+	w.clients.init(1)
+	a := w.ask("first") // has the table's only place
+	w.Admit(&a)
+	for i := range 100 {
+		w.TurnAway(named(fmt.Sprint(i)), "p", time.Minute, w.clock.now())
+	}
+	for i := range 100 {
+		a := w.ask(fmt.Sprint(i))
+		if v := w.Admit(&a); !v.Admitted {
+			t.Fatalf("number %d: %+v", i, v)
+		}
+	}
+}
