@@ -239,10 +239,10 @@ func TestClosedPoolsOfALegacyRouteEndSomewhere(t *testing.T) {
 // TestWhoHasNoShareHereIsServedFurtherAlongTheChain: and only who finds no room in
 // any pool is refused.
 func TestWhoHasNoShareHereIsServedFurtherAlongTheChain(t *testing.T) {
-	for i := range 12 {
+	for i := range 16 {
 		full := i % 4
 		w, g := gated(t)
-		g.full, g.why = full, []admission.Reason{admission.ReasonShare, admission.ReasonLevel, admission.ReasonTurn}[i/4]
+		g.full, g.why = full, []admission.Reason{admission.ReasonShare, admission.ReasonLevel, admission.ReasonTurn, admission.ReasonServerLimit}[i/4]
 		w.exchange(t, chat(map[string]string{}).proto())
 		last, pools := w.lastEvent(), []string{}
 		for _, a := range g.asked {

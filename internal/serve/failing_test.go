@@ -315,6 +315,19 @@ func TestAHeldPlaceIsNeverFree(t *testing.T) {
 	}
 }
 
+// TestEndsOfRequestsAreNoAttempts: what their last attempt told counts once.
+func TestEndsOfRequestsAreNoAttempts(t *testing.T) {
+	s := newViewed(t, twoServers())
+	for range 2 * failStreak {
+		s.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Route: "chat", Endpoint: s.key(0), Cause: fleet.CauseConnectFailed, Code: 503, At: time.Now()})
+	}
+	s.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Route: "chat", Endpoint: s.key(0), Cause: fleet.CauseThrottled, Code: 429, At: time.Now()})
+	inputs, _ := s.step(time.Now())
+	if e := inputs.Pools[0].Endpoints[0]; e.Failing || e.Closed {
+		t.Errorf("%+v", e)
+	}
+}
+
 // TestTheServerSeesWhomEnvoyPassesBy: by requests that were let into one pool and run in
 // another.
 func TestTheServerSeesWhomEnvoyPassesBy(t *testing.T) {
