@@ -26,6 +26,7 @@ func (f *former) add(id string, of Client) {
 		f.byID = map[string]Client{}
 	}
 	if _, there := f.byID[id]; there {
+		f.byID[id] = of
 		return
 	}
 	delete(f.byID, f.ids[f.next])

@@ -38,8 +38,8 @@ func TestWhoAskedIsKnown(t *testing.T) {
 func TestFormerAskersAreBounded(t *testing.T) {
 	var f former
 	for i := range 3 * maxFormer {
-		f.add(fmt.Sprint(i), Client{byte(i)})
-		f.add(fmt.Sprint(i), Client{255}) // known already
+		f.add(fmt.Sprint(i), Client{255})
+		f.add(fmt.Sprint(i), Client{byte(i)}) // another of that id
 	}
 	if len(f.byID) != maxFormer {
 		t.Errorf("%d are remembered; want %d", len(f.byID), maxFormer)

@@ -20,12 +20,12 @@ func (m *Redis) Run(ctx context.Context) error {
 		l, err := m.connect(ctx)
 		if err == nil {
 			m.counts.connects.Add(1)
-			if away.over() {
-				m.warnOfEviction(ctx, l)
+			news := away.over()
+			if news {
 				m.log.Info("redis counts the limits", "address", m.redis.Address)
 			}
 			wait = firstRetry
-			m.serve(ctx, l)
+			m.serve(ctx, l, news)
 			if e := m.lastError.Load(); e != nil {
 				err = *e
 			}
@@ -128,8 +128,8 @@ func (m *Redis) probe(ctx context.Context, l *link, limit time.Duration) error {
 }
 
 // serve lets requests use the link and sends settlements, until the breaker opens
-// or ctx ends.
-func (m *Redis) serve(ctx context.Context, l *link) {
+// or ctx ends. news says that the log was told of the link.
+func (m *Redis) serve(ctx context.Context, l *link, news bool) {
 	m.link.Store(l)
 	defer func() {
 		m.link.Store(nil)
@@ -143,6 +143,9 @@ func (m *Redis) serve(ctx context.Context, l *link) {
 			}
 		}
 	}()
+	if news {
+		m.warnOfEviction(ctx, l)
+	}
 	batch := make([]settlement, 0, settleBatch)
 	for {
 		select {

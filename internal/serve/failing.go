@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
+	"github.com/fairlead-proxy/fairlead/plan"
 )
 
 const (
@@ -32,10 +33,13 @@ const (
 // opens in steps, as closure does.
 type failure struct {
 	streak int // failStreak at most
-	// by is whose request began the streak. It is one that requests may have brought about
-	// while it has nothing but broken connections, all of that client: certain is false.
+	// by is whose request began the streak, zero where there are no others to tell apart.
+	// Broken connections and 500s of one client may be its requests' doing: certain is false
+	// while the streak has nothing else.
 	by      admission.Client
 	certain bool
+	// answers is true when its last failure was an answer that isn't tried elsewhere.
+	answers bool
 	// took is how long the longest attempt of the streak lasted, longestDoubt at most.
 	took time.Duration
 	// since is when it was found to fail; until is when the next may ask, zero while it
@@ -52,7 +56,8 @@ type failure struct {
 }
 
 // outcome takes what Envoy logged of an attempt that reached the endpoint, or ended, and
-// whose request it was, zero if that isn't known. Only requests that generate say anything:
+// whose request it was, zero if that isn't known or nobody else was served there of late.
+// Only requests that generate say anything:
 // an engine that is lost still lists its models.
 func (f *failure) outcome(o *fleet.Outcome, asker admission.Client) {
 	if strings.HasSuffix(o.Route, wire.RouteOther) || strings.HasSuffix(o.Route, wire.RouteConnect) {
@@ -71,10 +76,8 @@ func (f *failure) outcome(o *fleet.Outcome, asker admission.Client) {
 	}
 }
 
-// failed reports whether the end of an attempt speaks against its endpoint, and is one that
-// Envoy tries again elsewhere: no connection, none to the first byte of an answer, or a
-// gateway's error without a time to wait. A 500 stays where it is, and may be its request's
-// doing; what it says of the endpoint the scorer tells.
+// failed reports whether the end of an attempt speaks against its endpoint: no connection,
+// none to the first byte of an answer, or a server's error without a time to wait.
 func failed(o *fleet.Outcome) bool {
 	switch o.Cause {
 	case fleet.CauseConnectFailed:
@@ -82,7 +85,7 @@ func failed(o *fleet.Outcome) bool {
 	case fleet.CauseReset:
 		return o.HeaderTime == 0
 	case fleet.CauseServerError:
-		return o.RetryAfter == 0 && gatewayError(o.Code)
+		return o.RetryAfter == 0 && o.Code != fleet.StatusOverloaded
 	}
 	return false
 }
@@ -97,7 +100,8 @@ func (f *failure) fail(o *fleet.Outcome, asker admission.Client) {
 	if f.streak == 0 {
 		f.by, f.certain = asker, false
 	}
-	f.certain = f.certain || o.Cause != fleet.CauseReset || asker != f.by
+	f.answers = answered500(o)
+	f.certain = f.certain || o.Cause != fleet.CauseReset && !f.answers || asker == (admission.Client{}) || asker != f.by
 	f.streak = min(f.streak+1, failStreak)
 	f.took = max(f.took, min(o.Duration, longestDoubt))
 	if f.streak < failStreak || !f.certain || o.At.Before(f.until) {
@@ -109,6 +113,12 @@ func (f *failure) fail(o *fleet.Outcome, asker admission.Client) {
 	f.pause = min(max(2*f.pause, firstPause), longestPause)
 	f.until = o.At.Add(f.pause)
 	f.asked, f.answered = time.Time{}, time.Time{}
+}
+
+// answered500 reports whether an attempt failed by an answer that Envoy doesn't try
+// elsewhere.
+func answered500(o *fleet.Outcome) bool {
+	return o.Cause == fleet.CauseServerError && !gatewayError(o.Code)
 }
 
 // gatewayError reports whether a status says that there is no server behind the endpoint.
@@ -167,4 +177,20 @@ func (f *failure) trial(limit, inFlight int32, now time.Time) (places int32, fai
 		f.tried = now
 	}
 	return min(limit, f.ran+1), true
+}
+
+// spareAnswers takes endpoints that answer 500 for such as don't fail, while others of their
+// pool don't: what the requests of a pool bring about is the scorer's to tell.
+func (s *scoring) spareAnswers(p *plan.PoolInput) {
+	well := false
+	for i := range p.Endpoints {
+		e := &p.Endpoints[i]
+		well = well || !e.Failing && e.Weight > 0 && e.State != fleet.StateDraining
+	}
+	for i := range p.Endpoints {
+		e := &p.Endpoints[i]
+		if well && e.Failing && s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].fails.answers {
+			e.Failing, e.Trial = false, 0
+		}
+	}
 }

@@ -149,7 +149,7 @@ func TestWhatSpeaksForAnEndpointAndAgainst(t *testing.T) {
 		"a request that it can't take":   {fleet.Outcome{Cause: fleet.CauseClientError, Code: 400}, false, true},
 		"a 429":                          {fleet.Outcome{Cause: fleet.CauseThrottled, Code: 429}, false, true},
 		"a 529":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 529}, false, false},
-		"a 500":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, false, false},
+		"a 500":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, true, false},
 		"a 502":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 502}, true, false},
 		"a 503":                          {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503}, true, false},
 		"a 503 with a time":              {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503, RetryAfter: time.Second}, false, false},
@@ -211,6 +211,37 @@ func TestModelListsShowNothing(t *testing.T) {
 		if got, failing := f.trial(8, 0, now.Add(time.Second)); got != 1 || !failing {
 			t.Errorf("%s: %d, failing %v; want one to ask", suffix, got, failing)
 		}
+	}
+}
+
+// TestPoolsThatAnswer500: one endpoint beside others is the scorer's, all are the chain's.
+func TestPoolsThatAnswer500(t *testing.T) {
+	s := newViewed(t, twoServers())
+	now := time.Now()
+	failing := func() (out [2]bool) {
+		inputs, _ := s.step(now)
+		for i := range out {
+			out[i] = inputs.Pools[0].Endpoints[i].Failing
+		}
+		return out
+	}
+	answers := func(i, code int) {
+		for range failStreak {
+			s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Endpoint: s.key(i), Cause: fleet.CauseServerError, Code: code, At: now})
+		}
+	}
+	answers(0, 500)
+	if got := failing(); got != [2]bool{} {
+		t.Errorf("one answers 500: %v", got)
+	}
+	answers(1, 500)
+	if got := failing(); got != [2]bool{true, true} {
+		t.Errorf("both answer 500: %v", got)
+	}
+	s.endpoints[s.key(0)].fails = failure{}
+	answers(1, 503)
+	if got := failing(); got != [2]bool{false, true} {
+		t.Errorf("one answers 503: %v", got)
 	}
 }
 
@@ -354,7 +385,7 @@ func TestTheServerSeesWhomEnvoyPassesBy(t *testing.T) {
 func TestPoolsThatEnvoyPassesByFail(t *testing.T) {
 	type event struct {
 		node    string
-		n       int // of them passed the pool by; 0 is one that reached it
+		n       int // of them passed the pool by; 0 is one that reached it, −1 one that didn't
 		seconds int // before it
 	}
 	const all = passStreak + failStreak
@@ -371,6 +402,7 @@ func TestPoolsThatEnvoyPassesByFail(t *testing.T) {
 		"another one reaches it":           {[]event{{"b", 0, 0}, {"a", 10 * all, 0}}, 0},
 		"another one did, long ago":        {[]event{{"b", 0, 0}, {"a", passStreak, 0}, {"a", failStreak, 10}}, 2},
 		"another one did, a while ago":     {[]event{{"b", 0, 0}, {"a", all, 9}}, 0},
+		"another one's connection failed":  {[]event{{"b", -1, 0}, {"a", all, 0}}, 2},
 	} {
 		s := newViewed(t, twoServers())
 		now := time.Now()
@@ -381,8 +413,12 @@ func TestPoolsThatEnvoyPassesByFail(t *testing.T) {
 				s.passedBy("h100", &o)
 				s.passedBy("another", &o)
 			}
-			if e.n == 0 {
+			switch e.n {
+			case 0:
 				o.Endpoint = s.key(1)
+				s.outcome(o)
+			case -1:
+				o.Endpoint, o.Kind, o.Cause = s.key(1), fleet.AttemptEnded, fleet.CauseConnectFailed
 				s.outcome(o)
 			}
 		}
@@ -416,10 +452,12 @@ func TestOneClientsRequestsFailNobody(t *testing.T) {
 		askers  []admission.Client
 		fails   bool
 	}{
-		"500s":                      {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, []admission.Client{one, two, one, two, one}, false},
+		"500s of one":               {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, []admission.Client{one, one, one, one}, false},
+		"500s of two":               {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, []admission.Client{one, one, two}, true},
+		"500s of nobody known":      {fleet.Outcome{Cause: fleet.CauseServerError, Code: 500}, []admission.Client{{}, {}, {}}, true},
 		"broken of one":             {reset, []admission.Client{one, one, one, one, one}, false},
 		"broken of two":             {reset, []admission.Client{one, one, two}, true},
-		"broken of who isn't known": {reset, []admission.Client{{}, {}, {}, {}}, false},
+		"broken of who isn't known": {reset, []admission.Client{{}, {}, {}}, true},
 		"503s of one":               {fleet.Outcome{Cause: fleet.CauseServerError, Code: 503}, []admission.Client{one, one, one}, true},
 		"no connection":             {fleet.Outcome{Cause: fleet.CauseConnectFailed}, []admission.Client{one, one, one}, true},
 	} {

@@ -23,7 +23,8 @@ const (
 type passing struct {
 	// n is how many requests in a row it sent past it, passStreak at most.
 	n int
-	// reached is when one of its requests reached a server there, zero if none did.
+	// reached is when one of its requests had a connection to a server there, zero if none
+	// did.
 	reached time.Time
 }
 
@@ -63,9 +64,11 @@ func (s *scoring) passedBy(pool string, o *fleet.Outcome) {
 		}
 	}
 	failed := fleet.Outcome{Kind: fleet.AttemptEnded, Route: o.Route, Cause: fleet.CauseConnectFailed, At: o.At}
-	for key, t := range s.endpoints {
-		if key.Pool == pool {
-			t.fails.outcome(&failed, admission.Client{})
+	for i := range s.config.Pools {
+		if p := &s.config.Pools[i]; p.Name == pool {
+			for j := range p.Endpoints {
+				s.endpoints[fleet.EndpointKey{Pool: pool, Address: p.Endpoints[j].Address}].fails.outcome(&failed, admission.Client{})
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admission"
@@ -41,12 +42,17 @@ func closedFor(o *fleet.Outcome) time.Duration {
 	return max(shortestClosed, min(wait, longestClosed)-reopenEarly)
 }
 
-// provenFor is how long a client that was served shows that a server takes requests of
-// others than the one that it told to stay away.
-const provenFor = 5 * time.Second
-
-// lone is how long an endpoint counts as full at most that told one client of several.
-const lone = plainThrottle - reopenEarly
+const (
+	// provenFor is how long a client that was served shows that a server takes requests of
+	// others than the one that it told to stay away.
+	provenFor = 5 * time.Second
+	// othersFor is how long it shows that there are others.
+	othersFor = time.Minute
+	// lone is how long an endpoint counts as full at most that told one client, twice as
+	// long for each further one: mostTold are told apart.
+	lone     = plainThrottle - reopenEarly
+	mostTold = 7
+)
 
 // closing is what the end of an attempt closes, and for how long; 0 is nothing.
 type closing struct {
@@ -55,31 +61,54 @@ type closing struct {
 	asker   time.Duration // the pool, for who asked
 }
 
-// closes is what the end of an attempt closes. Providers limit each key for itself: a 429 may be for the asker alone, and would
-// shut all others out. So it closes the endpoint for all, as long as it says, where others
-// were told so since one of them was served, or there are no others (several is false).
-// Else it closes nothing while others are served, and where nobody was of late it closes
-// shortly: then one asks, and if it is another and is served, it opens. The asker is kept
-// out of the pool meanwhile, if it was told for how long.
-func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, several bool) closing {
-	c := closing{all: closedFor(o), guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
-	if c.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
-		return c
+// closes is what the end of an attempt closes. Providers limit each key for itself: a 429 may
+// be for the asker alone, and would shut all others out. So the asker is kept out of the pool,
+// if it was told for how long. Others are while nothing shows that the server takes theirs:
+// not at all where one of them was served of late and none told so since, and else for a
+// second, for two when another one is told so, and so on up to what the server said. After
+// that one asks.
+func (t *tracker) closes(o *fleet.Outcome, asker admission.Client) closing {
+	told := closing{all: closedFor(o), guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
+	if told.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
+		return told
 	}
-	served, turned := t.served.besides(asker), t.turned.besides(asker)
-	t.turned.note(asker, o.At)
-	proven := o.At.Sub(served) < provenFor
-	if turned.After(served) && o.At.Sub(turned) < longestClosed || !proven && !several {
-		return c
-	}
-	alone := closing{guessed: true}
+	n := t.tell(asker, o.At)
+	c := closing{guessed: true}
 	if o.RetryAfter > 0 {
-		alone.asker = c.all
+		c.asker = told.all
 	}
-	if !proven {
-		alone.all = min(c.all, lone)
+	if n == 1 && o.At.Sub(t.served.besides(asker)) < provenFor {
+		return c
 	}
-	return alone
+	if c.all = lone << (n - 1); c.all >= told.all {
+		c.all, c.guessed = told.all, told.guessed
+	}
+	return c
+}
+
+// tell notes that a client was told to stay away, and returns how many were since one was
+// served.
+func (t *tracker) tell(asker admission.Client, at time.Time) int {
+	t.toldAt = at
+	if !slices.Contains(t.told, asker) && len(t.told) < mostTold {
+		t.told = append(t.told, asker)
+	}
+	return len(t.told)
+}
+
+// serves takes that a request of a client ended well. That shows that the server took it
+// when its answer began; one that began before others were told shows nothing of after.
+func (t *tracker) serves(o *fleet.Outcome, asker admission.Client) {
+	began := o.At.Add(-o.Duration)
+	t.served.note(asker, began.Add(o.HeaderTime))
+	if began.After(t.toldAt) {
+		t.told = t.told[:0]
+	}
+}
+
+// known reports whether a client is one of several that an endpoint serves.
+func (t *tracker) known(asker admission.Client, at time.Time) bool {
+	return asker != (admission.Client{}) && at.Sub(t.served.besides(asker)) < othersFor
 }
 
 // clients are the last two clients that something happened to, and when it did.

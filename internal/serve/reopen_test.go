@@ -56,7 +56,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		begin := time.Now()
 		for _, e := range row.events {
 			o := fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)}
-			g.outcome(&o, new(tracker).closes(&o, admission.Client{}, false))
+			g.outcome(&o, new(tracker).closes(&o, admission.Client{}))
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)
@@ -115,45 +115,46 @@ func TestOpeningIsNoRisk(t *testing.T) {
 // TestWhatOneClientIsToldShutsNobodyOut: a 429 may be for its asker alone.
 func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	const s = time.Second
-	one, two, unknown := admission.Client{1}, admission.Client{2}, admission.Client{}
+	one, two, three, unknown := admission.Client{1}, admission.Client{2}, admission.Client{3}, admission.Client{}
 	type event struct {
 		at    time.Duration
 		code  int
 		asker admission.Client
+		took  time.Duration
 	}
 	told := 30*s - reopenEarly
-	all, asker, both := closing{all: told}, closing{asker: told, guessed: true}, closing{all: lone, asker: told, guessed: true}
+	both := func(all time.Duration) closing { return closing{all: all, asker: told, guessed: true} }
 	for name, row := range map[string]struct {
-		events  []event // the last one counts
-		several bool
-		want    closing
+		events []event // the last one counts
+		want   closing
 	}{
-		"nobody else was there":                 {[]event{{0, 429, one}}, false, all},
-		"the same was served":                   {[]event{{0, 200, one}, {s, 429, one}}, true, both},
-		"another was served":                    {[]event{{0, 200, two}, {s, 429, one}}, true, asker},
-		"another was served, and has left":      {[]event{{0, 200, two}, {s, 429, one}}, false, asker},
-		"another was served, and then the same": {[]event{{0, 200, two}, {0, 200, one}, {s, 429, one}}, true, asker},
-		"another was served long ago":           {[]event{{0, 200, two}, {5 * s, 429, one}}, true, both},
-		"another is refused":                    {[]event{{0, 429, one}}, true, both},
-		"another was told so too":               {[]event{{0, 200, two}, {s, 429, one}, {s, 429, two}}, true, all},
-		"another was told so and served since":  {[]event{{0, 429, two}, {s, 200, two}, {s, 429, one}}, true, asker},
-		"another was told so long ago":          {[]event{{0, 429, two}, {60 * s, 429, one}}, true, both},
-		"the same was told so before":           {[]event{{0, 200, two}, {s, 429, one}, {2 * s, 429, one}}, true, asker},
-		"it isn't known whose it is":            {[]event{{0, 200, two}, {s, 429, unknown}}, true, all},
-		"nobody knows who was served":           {[]event{{0, 200, unknown}, {s, 429, one}}, false, all},
-		"a server that is overloaded":           {[]event{{0, 200, two}, {s, 529, one}}, true, all},
-		"one that is unavailable":               {[]event{{0, 200, two}, {s, 503, one}}, true, all},
+		"nobody else was there":                 {[]event{{0, 429, one, 0}}, both(lone)},
+		"the same was served":                   {[]event{{0, 200, one, 0}, {s, 429, one, 0}}, both(lone)},
+		"another was served":                    {[]event{{0, 200, two, 0}, {s, 429, one, 0}}, both(0)},
+		"another was served, and then the same": {[]event{{0, 200, two, 0}, {0, 200, one, 0}, {s, 429, one, 0}}, both(0)},
+		"another was served long ago":           {[]event{{0, 200, two, 0}, {5 * s, 429, one, 0}}, both(lone)},
+		"another's long answer ends":            {[]event{{0, 200, two, 8 * s}, {s, 429, one, 0}}, both(lone)},
+		"another was told so too":               {[]event{{0, 200, two, 0}, {s, 429, one, 0}, {s, 429, two, 0}}, both(2 * lone)},
+		"and a third":                           {[]event{{0, 429, one, 0}, {s, 429, two, 0}, {s, 429, three, 0}}, both(4 * lone)},
+		"another was told so and served since":  {[]event{{0, 429, two, 0}, {s, 200, two, 0}, {s, 429, one, 0}}, both(0)},
+		"an answer that began before it ends":   {[]event{{0, 200, two, 0}, {s, 429, two, 0}, {2 * s, 200, three, 2 * s}, {2 * s, 429, one, 0}}, both(2 * lone)},
+		"the same was told so before":           {[]event{{0, 200, two, 0}, {s, 429, one, 0}, {2 * s, 429, one, 0}}, both(0)},
+		"it isn't known whose it is":            {[]event{{0, 200, two, 0}, {s, 429, unknown, 0}}, closing{all: told}},
+		"nobody knows who was served":           {[]event{{0, 200, unknown, 0}, {s, 429, one, 0}}, both(lone)},
+		"a server that is overloaded":           {[]event{{0, 200, two, 0}, {s, 529, one, 0}}, closing{all: told}},
+		"one that is unavailable":               {[]event{{0, 200, two, 0}, {s, 503, one, 0}}, closing{all: told}},
 	} {
 		var tr tracker
 		begin := time.Now()
 		var got closing
 		for _, e := range row.events {
+			o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: e.code, Duration: e.took, At: begin.Add(e.at)}
 			if e.code == 200 {
-				tr.served.note(e.asker, begin.Add(e.at))
+				tr.serves(&o, e.asker)
 				continue
 			}
-			o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: e.code, RetryAfter: 30 * s, At: begin.Add(e.at)}
-			got = tr.closes(&o, e.asker, row.several)
+			o.RetryAfter = 30 * s
+			got = tr.closes(&o, e.asker)
 		}
 		if got != row.want {
 			t.Errorf("%s: it closes %+v; want %+v", name, got, row.want)
@@ -161,9 +162,18 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	}
 	var tr tracker
 	begin := time.Now()
-	tr.served.note(two, begin)
-	o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, At: begin}
-	if got := tr.closes(&o, one, true); got.all != 0 || got.asker != 0 {
+	for i := range 20 { // a server that refuses all closes as long as it says
+		o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, RetryAfter: 30 * s, At: begin}
+		got := tr.closes(&o, admission.Client{byte(i + 1)})
+		if i >= mostTold-1 && got != (closing{all: told, asker: told}) {
+			t.Errorf("number %d: it closes %+v; want all for %v", i, got, told)
+		}
+	}
+	tr = tracker{}
+	o := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseOK, At: begin}
+	tr.serves(&o, two)
+	o = fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, At: begin}
+	if got := tr.closes(&o, one); got.all != 0 || got.asker != 0 {
 		t.Errorf("without a time to wait it closes %+v; want nothing", got)
 	}
 }
@@ -172,7 +182,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 // that one out alone.
 func TestWhoWasServedIsKnown(t *testing.T) {
 	one, two := admission.Client{1}, admission.Client{2}
-	attempt := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseOK, Code: 200}
+	attempt := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseOK, Code: 200, HeaderTime: time.Millisecond, Duration: time.Millisecond}
 	request := fleet.Outcome{Kind: fleet.RequestEnded, Cause: fleet.CauseOK, Code: 200}
 	refused := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseThrottled, Code: 429, RetryAfter: 30 * time.Second}
 	ended := fleet.Outcome{Kind: fleet.RequestEnded, Cause: fleet.CauseThrottled, Code: 429}

@@ -65,10 +65,13 @@ type tracker struct {
 	since   time.Time
 	foreign own.Foreign
 	sent    own.Sent
-	// closed is whether it takes requests, after it told callers to stay away; served and
-	// turned are whom it served last, and whom it told so.
-	closed         closure
-	served, turned clients
+	// closed is whether it takes requests, after it told callers to stay away.
+	closed closure
+	// served are whom it served last, told whom it told to stay away since then, and toldAt
+	// when it last told one.
+	served clients
+	told   []admission.Client
+	toldAt time.Time
 	// fails is whether its last attempts failed.
 	fails failure
 	// holds is the limit that the last tick gave it, also while it opens.
@@ -163,35 +166,28 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 		return 0
 	}
 	if o.Kind != fleet.AttemptStarted && o.Cause == fleet.CauseOK {
-		t.served.note(asker, o.At) // by the end that is told first: after it nobody knows who asked
+		t.serves(&o, asker) // by the end that is told first: after it nobody knows who asked
 	}
 	if o.Kind == fleet.RequestEnded {
 		return 0
 	}
-	s.reached(&o)
+	if o.Kind == fleet.AttemptStarted {
+		s.reached(&o)
+	}
 	var closes closing
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
-		if closedFor(&o) > 0 {
-			closes = t.closes(&o, asker, s.severalIn(o.Endpoint.Pool))
-		}
-		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) {
+		closes = t.closes(&o, asker)
+		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)
 		}
 	}
 	t.closed.outcome(&o, closes)
+	if !t.known(asker, o.At) {
+		asker = admission.Client{}
+	}
 	t.fails.outcome(&o, asker)
 	return closes.asker
-}
-
-// severalIn reports whether a pool has more than one client, as of the last tick.
-func (s *scoring) severalIn(pool string) bool {
-	for i := range s.states {
-		if s.states[i].Name == pool {
-			return s.states[i].Clients > 1
-		}
-	}
-	return false
 }
 
 // hold keeps the place of an attempt that ended so that its endpoint may get nothing, or
@@ -471,6 +467,7 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 			Closed: t.closed.closed(now), Failing: failing, Trial: trial,
 		})
 	})
+	s.spareAnswers(&input)
 	return input
 }
 
