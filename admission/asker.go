@@ -50,10 +50,13 @@ func (g *Gate) Asker(id string) (c Client, ok bool) {
 	return g.former.of(id)
 }
 
-// remember keeps whose a request was that ended, if the end of an attempt of it may still
-// be told that speaks against a server.
-func (g *Gate) remember(k *claim, o *fleet.Outcome) {
-	if o.Cause != fleet.CauseOK || o.Attempt > 1 {
-		g.former.add(o.ID, k.key)
+// remember keeps whose a request is that ends, if the end of an attempt of it may still be
+// told that speaks against a server.
+func (g *Gate) remember(o *fleet.Outcome) {
+	if o.Cause == fleet.CauseOK && o.Attempt <= 1 {
+		return
+	}
+	if c, ok := g.claims.asker(o.ID); ok {
+		g.former.add(o.ID, c)
 	}
 }

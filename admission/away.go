@@ -44,18 +44,12 @@ func (c *client) turnAway(p *pool, now, until time.Duration) {
 	}
 }
 
-// awayFrom is for how long the client is still to stay away from a pool, 0 if it isn't.
-func (c *client) awayFrom(p *pool, now time.Duration) time.Duration {
+// awayFrom is until when the client is to stay away from a pool, 0 if nobody said so.
+func (c *client) awayFrom(p *pool) time.Duration {
 	for i := range c.aways {
 		if a := &c.aways[i]; a.pool == p {
-			return max(0, a.until-now)
+			return a.until
 		}
 	}
 	return 0
-}
-
-// comeBack tells a client when the servers of a pool want it again.
-func (c *client) comeBack(r *Refusal, b *bid, wait time.Duration) {
-	r.ShouldRetry = wait <= b.patience(retryMax)
-	r.RetryAfter = whole(wait + b.jitter(wait, min(time.Second, wait/10), r.ShouldRetry))
 }

@@ -241,6 +241,11 @@ func (s *clientShard) evict(now time.Duration) bool {
 // waits reports whether any of the client's requests was told to come back, here or by a
 // server, and did not yet.
 func (c *client) waits(now time.Duration) bool {
+	for i := range c.aways {
+		if c.aways[i].until > now {
+			return true
+		}
+	}
 	for i := range c.accounts {
 		if c.accounts[i].slots.expects(now) {
 			return true
@@ -327,6 +332,7 @@ func (a *account) places(share float64, alone bool) int {
 func (g *Gate) meet(b *bid) *client {
 	c := g.clients.lock(b.ask.Client, b.now)
 	c.tried(b)
+	b.away = c.awayFrom(b.pool)
 	b.counts = b.ask.Counts && (b.ask.Retry > 0 || c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed)
 	return c
 }

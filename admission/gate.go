@@ -115,6 +115,7 @@ type bid struct {
 	mine     bool          // … for a place of its limit, not of the pool
 	fresh    bool          // it counts in pool.fresh
 	ends     time.Duration // not before, if it enters; see ends
+	away     time.Duration // until when its client is to stay away from the pool, 0 if it isn't
 }
 
 // Admit lets a request in, or says why not and when to come back. An admitted
@@ -381,7 +382,7 @@ func (c *client) arrive(b *bid, refused bool) {
 // client is locked.
 func (c *client) enter(b *bid) (why Reason, hint int) {
 	a := c.account(b.pool, b.class)
-	if c.awayFrom(b.pool, b.now) > 0 {
+	if b.away > b.now {
 		return ReasonServerLimit, 0
 	}
 	var u *use

@@ -23,13 +23,13 @@ func (g *Gate) Apply(o fleet.Outcome) (passed string) {
 		// nothing will.
 		g.claims.renew(&o, nil, at+unconfirmedLease, at)
 	case fleet.RequestEnded:
+		g.remember(&o)
 		if k, ok := g.claims.take(o.ID); ok {
 			k.sight(at)
 			k.pool.levels[k.level].toldEnds.Add(1)
 			if o.Cause == fleet.CauseOK && o.Code < 400 {
 				k.pool.levels[k.level].answers.add(at - k.began)
 			}
-			g.remember(&k, &o)
 			k.release()
 			k.excuse(&o, at)
 			g.account(&k, &o, at)

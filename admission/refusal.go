@@ -13,10 +13,6 @@ const limiterWait = time.Second
 func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 	a := c.account(b.pool, b.class)
 	r := Refusal{InFlight: a.live, Concurrency: c.advised(a, b)}
-	if wait := c.awayFrom(b.pool, b.now); wait > 0 && why == ReasonServerLimit {
-		c.comeBack(&r, b, wait)
-		return r
-	}
 	if b.limit == nil {
 		c.lineUp(&r, a, b, why)
 		return r
@@ -174,7 +170,9 @@ func (b *bid) jitter(wait, most time.Duration, again bool) time.Duration {
 
 // opens is when there may be slots: from now on, or from when an endpoint of the
 // pool wants requests again.
-func (b *bid) opens() time.Duration { return max(b.now, time.Duration(b.pool.reopens.Load())) }
+func (b *bid) opens() time.Duration {
+	return max(b.now, time.Duration(b.pool.reopens.Load()), b.away)
+}
 
 // span is from when there may be slots for places, and how long after that the
 // caller waits for one at most: retryCap, but retryMax where an endpoint said

@@ -22,6 +22,9 @@ func (g *Gate) Wait(a *Ask) time.Duration {
 	if acc == nil {
 		acc = &account{pool: b.pool, class: b.class}
 	}
+	if b.away > b.now {
+		return acc.wait(&b)
+	}
 	s := &acc.slots
 	if first := a.Retry == 0 && b.counts; !first && s.n() > 0 && b.now >= s.first() {
 		return s.first() - b.now - 1
@@ -29,7 +32,7 @@ func (g *Gate) Wait(a *Ask) time.Duration {
 	if s.premature(b.now, a.Retry) {
 		return 0
 	}
-	return max(acc.wait(&b), c.awayFrom(b.pool, b.now))
+	return acc.wait(&b)
 }
 
 // wait is how long lineUp would let a request wait that has no slot.

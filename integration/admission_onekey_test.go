@@ -141,7 +141,7 @@ pools:
 routes:
   - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a, fallback: [ { pool: b } ] }
 `, in[0].addr(), in[1].addr(), next.addr()))
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	var served, unserved atomic.Int64
 	var parts sync.WaitGroup
@@ -164,6 +164,7 @@ routes:
 			unserved.Add(1)
 		}
 	})
+	pause(ctx, 2*time.Second) // others are served here, as everybody knows then
 	every(100*time.Millisecond, func(int) {
 		_, _ = ask(context.WithoutCancel(ctx), s.with, "http://"+s.listen+chatPath, `{"max_tokens":40}`, false, "authorization", "Bearer poison", "x-poison", "1")
 	})

@@ -38,7 +38,7 @@ type failure struct {
 	// while the streak has nothing else.
 	by      admission.Client
 	certain bool
-	// answers is true when its last failure was an answer that isn't tried elsewhere.
+	// answers is true when its failures were answers that aren't tried elsewhere.
 	answers bool
 	// took is how long the longest attempt of the streak lasted, longestDoubt at most.
 	took time.Duration
@@ -100,8 +100,8 @@ func (f *failure) fail(o *fleet.Outcome, asker admission.Client) {
 	if f.streak == 0 {
 		f.by, f.certain = asker, false
 	}
-	f.answers = answered500(o)
-	f.certain = f.certain || o.Cause != fleet.CauseReset && !f.answers || asker == (admission.Client{}) || asker != f.by
+	f.answers = (f.streak == 0 || f.answers) && answered500(o)
+	f.certain = f.certain || o.Cause != fleet.CauseReset && !answered500(o) || asker == (admission.Client{}) || asker != f.by
 	f.streak = min(f.streak+1, failStreak)
 	f.took = max(f.took, min(o.Duration, longestDoubt))
 	if f.streak < failStreak || !f.certain || o.At.Before(f.until) {

@@ -240,8 +240,9 @@ func TestPoolsThatAnswer500(t *testing.T) {
 	}
 	s.endpoints[s.key(0)].fails = failure{}
 	answers(1, 503)
+	answers(1, 500)
 	if got := failing(); got != [2]bool{false, true} {
-		t.Errorf("one answers 503: %v", got)
+		t.Errorf("one answers 503, and 500 then: %v", got)
 	}
 }
 

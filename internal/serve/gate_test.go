@@ -206,17 +206,17 @@ func (r *runs) pass(d time.Duration) {
 var gpu = fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}
 
 // enter admits a request and reserves its place.
-func (r *runs) enter(t *testing.T) (id string) { return r.enterAs(t, admission.Client{}) }
+func (r *runs) enter(t *testing.T) (id string) { return r.enterAs(t, admission.Client{}, gpu) }
 
-func (r *runs) enterAs(t *testing.T, of admission.Client) (id string) {
+func (r *runs) enterAs(t *testing.T, of admission.Client, on fleet.EndpointKey) (id string) {
 	t.Helper()
 	r.ids++
 	id = fmt.Sprintf("1718924567123-007-%04d", r.ids)
-	a := admission.Ask{ID: id, Route: "chat", Pool: "gpu", Client: of, Level: 7, Class: fleet.ClassInteractive, Output: 4096, At: r.now}
+	a := admission.Ask{ID: id, Route: "chat", Pool: on.Pool, Client: of, Level: 7, Class: fleet.ClassInteractive, Output: 4096, At: r.now}
 	if v := r.gate.Admit(&a); !v.Admitted {
 		t.Fatalf("%+v", v)
 	}
-	if !r.ledger.Reserve(id, gpu, 4, time.Minute, r.now) {
+	if !r.ledger.Reserve(id, on, 4, time.Minute, r.now) {
 		t.Fatal("no place")
 	}
 	return id

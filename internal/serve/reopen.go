@@ -62,21 +62,21 @@ type closing struct {
 }
 
 // closes is what the end of an attempt closes. Providers limit each key for itself: a 429 may
-// be for the asker alone, and would shut all others out. So the asker is kept out of the pool,
-// if it was told for how long. Others are while nothing shows that the server takes theirs:
+// be for the asker alone, and would shut all others out. So where the pool has no other server
+// (alone), the asker is kept out of it. Others are while nothing shows that the server takes theirs:
 // not at all where one of them was served of late and none told so since, and else for a
 // second, for two when another one is told so, and so on up to what the server said. After
 // that one asks.
-func (t *tracker) closes(o *fleet.Outcome, asker admission.Client) closing {
+//
+// Of several servers in a pool one sheds load for itself, and the others take who was sent
+// away: it closes for all as long as it said.
+func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, alone bool) closing {
 	told := closing{all: closedFor(o), guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
-	if told.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
+	if told.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) || !alone {
 		return told
 	}
 	n := t.tell(asker, o.At)
-	c := closing{guessed: true}
-	if o.RetryAfter > 0 {
-		c.asker = told.all
-	}
+	c := closing{guessed: true, asker: told.all}
 	if n == 1 && o.At.Sub(t.served.besides(asker)) < provenFor {
 		return c
 	}
@@ -89,7 +89,9 @@ func (t *tracker) closes(o *fleet.Outcome, asker admission.Client) closing {
 // tell notes that a client was told to stay away, and returns how many were since one was
 // served.
 func (t *tracker) tell(asker admission.Client, at time.Time) int {
-	t.toldAt = at
+	if len(t.told) == 0 {
+		t.toldAt = at
+	}
 	if !slices.Contains(t.told, asker) && len(t.told) < mostTold {
 		t.told = append(t.told, asker)
 	}
@@ -97,7 +99,8 @@ func (t *tracker) tell(asker admission.Client, at time.Time) int {
 }
 
 // serves takes that a request of a client ended well. That shows that the server took it
-// when its answer began; one that began before others were told shows nothing of after.
+// when its answer began; one that began before the first of those who were told shows
+// nothing of after.
 func (t *tracker) serves(o *fleet.Outcome, asker admission.Client) {
 	began := o.At.Add(-o.Duration)
 	t.served.note(asker, began.Add(o.HeaderTime))
@@ -117,15 +120,29 @@ type clients struct {
 	lastAt, otherAt time.Time
 }
 
+// note takes what happened to a client. Times may go back: of long answers the begin counts.
 func (c *clients) note(of admission.Client, at time.Time) {
-	switch of {
-	case admission.Client{}:
-		return // unknown
-	case c.last:
-	default:
-		c.other, c.otherAt, c.last = c.last, c.lastAt, of
+	switch {
+	case of == admission.Client{}: // unknown
+	case of == c.last:
+		c.lastAt = later(c.lastAt, at)
+	case of == c.other:
+		c.otherAt = later(c.otherAt, at)
+	case at.After(c.lastAt):
+		c.other, c.otherAt, c.last, c.lastAt = c.last, c.lastAt, of, at
+	case at.After(c.otherAt):
+		c.other, c.otherAt = of, at
 	}
-	c.lastAt = at
+	if c.otherAt.After(c.lastAt) {
+		c.other, c.otherAt, c.last, c.lastAt = c.last, c.lastAt, c.other, c.otherAt
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // besides is when it happened last to anybody but one client; zero if never.

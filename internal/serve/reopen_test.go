@@ -2,6 +2,7 @@ package serve
 
 import (
 	"net/http"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -56,7 +57,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		begin := time.Now()
 		for _, e := range row.events {
 			o := fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)}
-			g.outcome(&o, new(tracker).closes(&o, admission.Client{}))
+			g.outcome(&o, new(tracker).closes(&o, admission.Client{}, true))
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)
@@ -138,6 +139,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		"and a third":                           {[]event{{0, 429, one, 0}, {s, 429, two, 0}, {s, 429, three, 0}}, both(4 * lone)},
 		"another was told so and served since":  {[]event{{0, 429, two, 0}, {s, 200, two, 0}, {s, 429, one, 0}}, both(0)},
 		"an answer that began before it ends":   {[]event{{0, 200, two, 0}, {s, 429, two, 0}, {2 * s, 200, three, 2 * s}, {2 * s, 429, one, 0}}, both(2 * lone)},
+		"one that began since the first":        {[]event{{0, 429, two, 0}, {2 * s, 429, one, 0}, {2 * s, 200, three, s}, {2 * s, 429, one, 0}}, both(0)},
 		"the same was told so before":           {[]event{{0, 200, two, 0}, {s, 429, one, 0}, {2 * s, 429, one, 0}}, both(0)},
 		"it isn't known whose it is":            {[]event{{0, 200, two, 0}, {s, 429, unknown, 0}}, closing{all: told}},
 		"nobody knows who was served":           {[]event{{0, 200, unknown, 0}, {s, 429, one, 0}}, both(lone)},
@@ -154,7 +156,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 				continue
 			}
 			o.RetryAfter = 30 * s
-			got = tr.closes(&o, e.asker)
+			got = tr.closes(&o, e.asker, true)
 		}
 		if got != row.want {
 			t.Errorf("%s: it closes %+v; want %+v", name, got, row.want)
@@ -164,7 +166,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	begin := time.Now()
 	for i := range 20 { // a server that refuses all closes as long as it says
 		o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, RetryAfter: 30 * s, At: begin}
-		got := tr.closes(&o, admission.Client{byte(i + 1)})
+		got := tr.closes(&o, admission.Client{byte(i + 1)}, true)
 		if i >= mostTold-1 && got != (closing{all: told, asker: told}) {
 			t.Errorf("number %d: it closes %+v; want all for %v", i, got, told)
 		}
@@ -173,8 +175,24 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	o := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseOK, At: begin}
 	tr.serves(&o, two)
 	o = fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, At: begin}
-	if got := tr.closes(&o, one); got.all != 0 || got.asker != 0 {
-		t.Errorf("without a time to wait it closes %+v; want nothing", got)
+	if got := tr.closes(&o, one, true); got != (closing{asker: lone, guessed: true}) {
+		t.Errorf("without a time to wait it closes %+v; want the pool for the asker, a second", got)
+	}
+	o.RetryAfter = 30 * s
+	if got := tr.closes(&o, one, false); got != (closing{all: told}) {
+		t.Errorf("one server of several closes %+v; want itself for all", got)
+	}
+	var c clients
+	c.note(one, begin)
+	c.note(two, begin.Add(-s))
+	c.note(three, begin.Add(-2*s))
+	c.note(one, begin.Add(-3*s))
+	if c.besides(one) != begin.Add(-s) || c.besides(two) != begin || c.besides(three) != begin {
+		t.Errorf("%+v", c)
+	}
+	c.note(two, begin.Add(s))
+	if c.besides(two) != begin || c.besides(one) != begin.Add(s) {
+		t.Errorf("%+v", c)
 	}
 }
 
@@ -191,10 +209,11 @@ func TestWhoWasServedIsKnown(t *testing.T) {
 		"requests first": {{request, attempt}, {ended, refused}},
 	} {
 		r := newRuns(t, Options{})
+		alone := fleet.EndpointKey{Pool: "spare", Address: netip.MustParseAddrPort("127.0.0.1:1004")}
 		for i, of := range []admission.Client{two, one} {
-			id := r.enterAs(t, of)
+			id := r.enterAs(t, of, alone)
 			for _, o := range order[i] {
-				o.Node, o.ID, o.Attempt, o.Route, o.Endpoint, o.At = "n", id, 1, "chat", gpu, r.now
+				o.Node, o.ID, o.Attempt, o.Route, o.Endpoint, o.At = "n", id, 1, "chat", alone, r.now
 				r.outcome(o)
 			}
 		}
@@ -207,7 +226,7 @@ func TestWhoWasServedIsKnown(t *testing.T) {
 			}
 		}
 		for of, enters := range map[admission.Client]bool{one: false, two: true} {
-			a := admission.Ask{ID: "1718924567123-007-9999", Route: "chat", Pool: "gpu", Client: of, Level: 7, Class: fleet.ClassInteractive, Output: 4096, At: r.now}
+			a := admission.Ask{ID: "1718924567123-007-9999", Route: "chat", Pool: "spare", Client: of, Level: 7, Class: fleet.ClassInteractive, Output: 4096, At: r.now}
 			if v := r.gate.Admit(&a); v.Admitted != enters || !enters && v.Reason != admission.ReasonServerLimit {
 				t.Errorf("%s: client %d is told %+v", name, of[0], v)
 			}

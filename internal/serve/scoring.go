@@ -177,7 +177,9 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	var closes closing
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
-		closes = t.closes(&o, asker)
+		if closedFor(&o) > 0 {
+			closes = t.closes(&o, asker, s.alone(o.Endpoint.Pool))
+		}
 		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)
 		}
@@ -188,6 +190,16 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	}
 	t.fails.outcome(&o, asker)
 	return closes.asker
+}
+
+// alone reports whether a pool has one server.
+func (s *scoring) alone(pool string) bool {
+	for i := range s.config.Pools {
+		if p := &s.config.Pools[i]; p.Name == pool {
+			return serving(p) == 1
+		}
+	}
+	return false
 }
 
 // hold keeps the place of an attempt that ended so that its endpoint may get nothing, or
