@@ -48,8 +48,8 @@ const (
 	provenFor = 5 * time.Second
 	// othersFor is how long it shows that there are others.
 	othersFor = time.Minute
-	// lone is how long an endpoint counts as full at most that told one client, twice as
-	// long for each further one: mostTold are told apart.
+	// lone, doubled for each client after the first, is how long an endpoint counts as full
+	// at most that told several; mostTold are told apart.
 	lone     = plainThrottle - reopenEarly
 	mostTold = 7
 )
@@ -61,23 +61,25 @@ type closing struct {
 	asker   time.Duration // the pool, for who asked
 }
 
-// closes is what the end of an attempt closes. Providers limit each key for itself: a 429 may
-// be for the asker alone, and would shut all others out. So where the pool has no other server
-// (alone), the asker is kept out of it. Others are while nothing shows that the server takes theirs:
-// not at all where one of them was served of late and none told so since, and else for a
-// second, for two when another one is told so, and so on up to what the server said. After
-// that one asks.
+// closes is what the end of an attempt closes: the endpoint for all, as long as it said. But
+// providers limit each key for itself: a 429 may be for the asker alone, and would shut all
+// others out. So where the pool has no other server (alone) and another client was served
+// there of late, the asker is kept out of the pool for that time. Others are for two seconds
+// if another one was told so too since then, for four if a third was, and so on.
 //
 // Of several servers in a pool one sheds load for itself, and the others take who was sent
-// away: it closes for all as long as it said.
+// away.
 func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, alone bool) closing {
 	told := closing{all: closedFor(o), guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
 	if told.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) || !alone {
 		return told
 	}
 	n := t.tell(asker, o.At)
+	if o.At.Sub(t.served.besides(asker)) >= provenFor {
+		return told
+	}
 	c := closing{guessed: true, asker: told.all}
-	if n == 1 && o.At.Sub(t.served.besides(asker)) < provenFor {
+	if n == 1 {
 		return c
 	}
 	if c.all = lone << (n - 1); c.all >= told.all {

@@ -116,7 +116,7 @@ func TestOpeningIsNoRisk(t *testing.T) {
 // TestWhatOneClientIsToldShutsNobodyOut: a 429 may be for its asker alone.
 func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	const s = time.Second
-	one, two, three, unknown := admission.Client{1}, admission.Client{2}, admission.Client{3}, admission.Client{}
+	one, two, three, four, unknown := admission.Client{1}, admission.Client{2}, admission.Client{3}, admission.Client{4}, admission.Client{}
 	type event struct {
 		at    time.Duration
 		code  int
@@ -124,25 +124,26 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		took  time.Duration
 	}
 	told := 30*s - reopenEarly
+	all := closing{all: told}
 	both := func(all time.Duration) closing { return closing{all: all, asker: told, guessed: true} }
 	for name, row := range map[string]struct {
 		events []event // the last one counts
 		want   closing
 	}{
-		"nobody else was there":                 {[]event{{0, 429, one, 0}}, both(lone)},
-		"the same was served":                   {[]event{{0, 200, one, 0}, {s, 429, one, 0}}, both(lone)},
+		"nobody else was there":                 {[]event{{0, 429, one, 0}}, all},
+		"the same was served":                   {[]event{{0, 200, one, 0}, {s, 429, one, 0}}, all},
 		"another was served":                    {[]event{{0, 200, two, 0}, {s, 429, one, 0}}, both(0)},
 		"another was served, and then the same": {[]event{{0, 200, two, 0}, {0, 200, one, 0}, {s, 429, one, 0}}, both(0)},
-		"another was served long ago":           {[]event{{0, 200, two, 0}, {5 * s, 429, one, 0}}, both(lone)},
-		"another's long answer ends":            {[]event{{0, 200, two, 8 * s}, {s, 429, one, 0}}, both(lone)},
-		"another was told so too":               {[]event{{0, 200, two, 0}, {s, 429, one, 0}, {s, 429, two, 0}}, both(2 * lone)},
-		"and a third":                           {[]event{{0, 429, one, 0}, {s, 429, two, 0}, {s, 429, three, 0}}, both(4 * lone)},
+		"another was served long ago":           {[]event{{0, 200, two, 0}, {5 * s, 429, one, 0}}, all},
+		"another's long answer ends":            {[]event{{0, 200, two, 8 * s}, {s, 429, one, 0}}, all},
+		"another was told so too":               {[]event{{0, 200, two, 0}, {0, 200, three, 0}, {s, 429, one, 0}, {s, 429, two, 0}}, both(2 * lone)},
+		"and a third":                           {[]event{{0, 200, four, 0}, {s, 429, one, 0}, {s, 429, two, 0}, {s, 429, three, 0}}, both(4 * lone)},
 		"another was told so and served since":  {[]event{{0, 429, two, 0}, {s, 200, two, 0}, {s, 429, one, 0}}, both(0)},
-		"an answer that began before it ends":   {[]event{{0, 200, two, 0}, {s, 429, two, 0}, {2 * s, 200, three, 2 * s}, {2 * s, 429, one, 0}}, both(2 * lone)},
+		"an answer that began before it ends":   {[]event{{0, 200, three, 0}, {s, 429, two, 0}, {2 * s, 200, three, 2 * s}, {2 * s, 429, one, 0}}, both(2 * lone)},
 		"one that began since the first":        {[]event{{0, 429, two, 0}, {2 * s, 429, one, 0}, {2 * s, 200, three, s}, {2 * s, 429, one, 0}}, both(0)},
 		"the same was told so before":           {[]event{{0, 200, two, 0}, {s, 429, one, 0}, {2 * s, 429, one, 0}}, both(0)},
-		"it isn't known whose it is":            {[]event{{0, 200, two, 0}, {s, 429, unknown, 0}}, closing{all: told}},
-		"nobody knows who was served":           {[]event{{0, 200, unknown, 0}, {s, 429, one, 0}}, both(lone)},
+		"it isn't known whose it is":            {[]event{{0, 200, two, 0}, {s, 429, unknown, 0}}, all},
+		"nobody knows who was served":           {[]event{{0, 200, unknown, 0}, {s, 429, one, 0}}, all},
 		"a server that is overloaded":           {[]event{{0, 200, two, 0}, {s, 529, one, 0}}, closing{all: told}},
 		"one that is unavailable":               {[]event{{0, 200, two, 0}, {s, 503, one, 0}}, closing{all: told}},
 	} {
@@ -164,6 +165,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	}
 	var tr tracker
 	begin := time.Now()
+	tr.serves(&fleet.Outcome{At: begin}, admission.Client{100})
 	for i := range 20 { // a server that refuses all closes as long as it says
 		o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, RetryAfter: 30 * s, At: begin}
 		got := tr.closes(&o, admission.Client{byte(i + 1)}, true)
