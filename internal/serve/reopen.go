@@ -43,10 +43,8 @@ func closedFor(o *fleet.Outcome) time.Duration {
 }
 
 const (
-	// provenFor is how long a client that was served shows that a server takes requests of
-	// others than the one that it told to stay away.
-	provenFor = 5 * time.Second
-	// othersFor is how long it shows that there are others.
+	// othersFor is how long a client that was served shows that a server takes requests of
+	// others than the one that it told to stay away, or that breaks it.
 	othersFor = time.Minute
 	// lone, doubled for each client after the first, is how long an endpoint counts as full
 	// at most that told several; mostTold are told apart.
@@ -75,7 +73,7 @@ func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, alone bool) c
 		return told
 	}
 	n := t.tell(asker, o.At)
-	if o.At.Sub(t.served.besides(asker)) >= provenFor {
+	if o.At.Sub(t.served.besides(asker)) >= othersFor {
 		return told
 	}
 	c := closing{guessed: true, asker: told.all}
