@@ -57,8 +57,7 @@ type failure struct {
 
 // outcome takes what Envoy logged of an attempt that reached the endpoint, or ended, and
 // whose request it was, zero if that isn't known or nobody else was served there of late.
-// Only requests that generate say anything:
-// an engine that is lost still lists its models.
+// Only requests that generate say anything: an engine that is lost still lists its models.
 func (f *failure) outcome(o *fleet.Outcome, asker admission.Client) {
 	if strings.HasSuffix(o.Route, wire.RouteOther) || strings.HasSuffix(o.Route, wire.RouteConnect) {
 		return

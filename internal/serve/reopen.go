@@ -47,9 +47,9 @@ const (
 	// others than the one that it told to stay away, or that breaks it.
 	othersFor = time.Minute
 	// lone, doubled for each client after the first, is how long an endpoint counts as full
-	// at most that told several; mostTold are told apart.
-	lone     = plainThrottle - reopenEarly
-	mostTold = 7
+	// at most that told several; mostTurned are told apart.
+	lone       = plainThrottle - reopenEarly
+	mostTurned = 7
 )
 
 // closing is what the end of an attempt closes, and for how long; 0 is nothing.
@@ -89,13 +89,13 @@ func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, alone bool) c
 // tell notes that a client was told to stay away, and returns how many were since one was
 // served.
 func (t *tracker) tell(asker admission.Client, at time.Time) int {
-	if len(t.told) == 0 {
-		t.toldAt = at
+	if len(t.turned) == 0 {
+		t.turnedAt = at
 	}
-	if !slices.Contains(t.told, asker) && len(t.told) < mostTold {
-		t.told = append(t.told, asker)
+	if !slices.Contains(t.turned, asker) && len(t.turned) < mostTurned {
+		t.turned = append(t.turned, asker)
 	}
-	return len(t.told)
+	return len(t.turned)
 }
 
 // serves takes that a request of a client ended well. That shows that the server took it
@@ -104,8 +104,8 @@ func (t *tracker) tell(asker admission.Client, at time.Time) int {
 func (t *tracker) serves(o *fleet.Outcome, asker admission.Client) {
 	began := o.At.Add(-o.Duration)
 	t.served.note(asker, began.Add(o.HeaderTime))
-	if began.After(t.toldAt) {
-		t.told = t.told[:0]
+	if began.After(t.turnedAt) {
+		t.turned = t.turned[:0]
 	}
 }
 

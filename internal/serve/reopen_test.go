@@ -170,7 +170,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	for i := range 20 { // a server that refuses all closes as long as it says
 		o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, RetryAfter: 30 * s, At: begin}
 		got := tr.closes(&o, admission.Client{byte(i + 1)}, true)
-		if i >= mostTold-1 && got != (closing{all: told, asker: told}) {
+		if i >= mostTurned-1 && got != (closing{all: told, asker: told}) {
 			t.Errorf("number %d: it closes %+v; want all for %v", i, got, told)
 		}
 	}

@@ -67,11 +67,11 @@ type tracker struct {
 	sent    own.Sent
 	// closed is whether it takes requests, after it told callers to stay away.
 	closed closure
-	// served are whom it served last, told whom it told to stay away since then, and toldAt
-	// when it last told one.
-	served clients
-	told   []admission.Client
-	toldAt time.Time
+	// served are whom it served last, turned whom it told to stay away since then, and
+	// turnedAt when it told the first of them.
+	served   clients
+	turned   []admission.Client
+	turnedAt time.Time
 	// fails is whether its last attempts failed.
 	fails failure
 	// holds is the limit that the last tick gave it, also while it opens.
