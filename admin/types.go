@@ -140,6 +140,9 @@ type Caller struct {
 	// x-stainless-retry-count says that they come back. Others can't be told from
 	// further requests; each that is refused and given a slot is one of Waiting.
 	Early float64 `json:"early"`
+	// Away is for how many seconds it is kept out of the pool yet, since a server there
+	// told it alone to stay away (by a 429 for a limit of its key); 0 if it isn't.
+	Away float64 `json:"away_seconds"`
 }
 
 // Scaling are an endpoint's slow signals.

@@ -68,6 +68,35 @@ func TestACrowdThatIsKeptOutComesBackInTurn(t *testing.T) {
 	}
 }
 
+// TestOneOfWhomAServerTurnedAwayAsksFirst: the others would all ask in vain, while the
+// server wants none yet.
+func TestOneOfWhomAServerTurnedAwayAsksFirst(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.TurnAway(named("a"), "p", 10*time.Second, w.clock.now())
+	enter := func(want bool) {
+		t.Helper()
+		a := w.ask("a")
+		v := w.Admit(&a)
+		if v.Admitted != want || !want && (v.Reason != ReasonServerLimit || v.Refusal.RetryAfter > 5*time.Second) {
+			t.Errorf("it is told %+v", v)
+		}
+	}
+	w.clock.advance(10 * time.Second)
+	enter(true)
+	enter(false)
+	w.TurnAway(named("a"), "p", 10*time.Second, w.clock.now()) // in vain
+	w.clock.advance(10 * time.Second)
+	enter(true)
+	enter(false)
+	w.clock.advance(asksFirst)
+	enter(true)
+	enter(true)
+	w.TurnAway(named("a"), "p", 10*time.Second, w.clock.now())
+	w.clock.advance(10*time.Second + asksFirst) // when the server said
+	enter(true)
+	enter(true)
+}
+
 // TestPoolsToStayAwayFromAreBounded: what is over goes first.
 func TestPoolsToStayAwayFromAreBounded(t *testing.T) {
 	var c client

@@ -404,6 +404,7 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	if why := b.pool.enter(b.ask.Level, b.ask.Unplaced); why != ReasonAdmitted {
 		return why, 0
 	}
+	c.asks(b.pool, b.now)
 	c.live++
 	a.live++
 	b.ends = b.pool.levels[b.ask.Level].endsAfter(b.now)

@@ -83,10 +83,10 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 			clear(a.held[:])
 		}
 		a.demand(step, now, c.unused(now) >= someLapsed)
-		idle = idle || a.idle(now)
+		idle = idle || c.over(a, now)
 	}
 	if idle {
-		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return a.idle(now) })
+		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return c.over(&a, now) })
 	}
 	for i := range c.uses {
 		c.uses[i].ends.trim(c.uses[i].live)
@@ -102,9 +102,9 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	}
 }
 
-// idle reports whether nothing is known of an account any more.
-func (a *account) idle(now time.Duration) bool {
-	return a.live == 0 && !a.slots.expects(now) && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1 && now >= a.counted
+// over reports whether nothing is known of an account of the client any more.
+func (c *client) over(a *account, now time.Duration) bool {
+	return a.live == 0 && c.awayFrom(a.pool) <= now && !a.slots.expects(now) && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1 && now >= a.counted
 }
 
 // absent reports whether the client seems to have left: a slot has been due for long,

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -28,26 +29,30 @@ type ClientState struct {
 	// Early is how many of late came back before they were told to, of those that
 	// say that they come back (Ask.Retry above 0): others look like further requests.
 	Early float64
+	// Away is for how long it is kept out yet, since a server told it alone to stay away;
+	// 0 if it isn't.
+	Away time.Duration
 }
 
 // String is the client as fleet.LimitClient.ID takes it for authorization headers.
 func (c Client) String() string { return "sha256:" + hex.EncodeToString(c[:]) }
 
 // Clients returns, by pool, the clients with the most requests in flight and
-// waiting, at most so many of each pool. It looks at all that are known: it is made
-// to be asked by people, not by the tick.
+// waiting, then those that are kept out, at most so many of each pool. It looks at all
+// that are known: it is made to be asked by people, not by the tick.
 func (g *Gate) Clients(most int) []ClientState {
 	s, now := g.settings.Load(), g.since(g.now())
 	var all []ClientState
 	g.clients.look(func(key Client, shared bool, c *client) {
 		for i := range c.accounts {
 			a := &c.accounts[i]
-			if s.pools[a.pool.name] != a.pool || a.live == 0 && a.slots.n() == 0 {
+			out := max(0, c.awayFrom(a.pool)-now)
+			if s.pools[a.pool.name] != a.pool || a.live == 0 && a.slots.n() == 0 && out == 0 {
 				continue
 			}
 			st := ClientState{
 				Pool: a.pool.name, Client: key, Shared: shared, Class: a.class,
-				InFlight: a.live, Waiting: a.slots.expected(now), Share: math.Inf(1), Early: a.slots.earliness(now),
+				InFlight: a.live, Waiting: a.slots.expected(now), Share: math.Inf(1), Early: a.slots.earliness(now), Away: out,
 			}
 			if a.pool.full() {
 				st.Share = a.pool.shareOf(a.weight)

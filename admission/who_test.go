@@ -67,6 +67,32 @@ func TestClientsShowsWhoFillsAPool(t *testing.T) {
 	}
 }
 
+// TestClientsShowsWhoIsKeptOut, also when nothing else is known of it any more.
+func TestClientsShowsWhoIsKeptOut(t *testing.T) {
+	w := newWorld(config(), 10, nil)
+	a := w.ask("a")
+	a.Class = fleet.ClassBatch
+	w.Admit(&a)
+	w.TurnAway(named("a"), "p", 40*time.Second, w.clock.now())
+	w.Cancel(a.ID)
+	for range 30 {
+		w.tick(time.Second)
+	}
+	got := w.Clients(10)
+	if len(got) != 1 || got[0].Client != named("a") || got[0].Pool != "p" || got[0].Class != fleet.ClassBatch || got[0].Away != 10*time.Second || got[0].InFlight != 0 {
+		t.Errorf("after 30 of 40 s: %+v", got)
+	}
+	for range 75 {
+		w.tick(time.Second)
+	}
+	if got := w.Clients(10); len(got) != 0 {
+		t.Errorf("long after: %+v", got)
+	}
+	if n := w.clients.n.Load(); n != 0 {
+		t.Errorf("%d clients are remembered", n)
+	}
+}
+
 // TestClientsShowsThoseItCannotTellApart as others.
 func TestClientsShowsThoseItCannotTellApart(t *testing.T) {
 	w := &world{clock: &clock{}}

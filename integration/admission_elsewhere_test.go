@@ -113,7 +113,7 @@ func (s *served) servesForty(t *testing.T) {
 }
 
 // TestReopenedPoolsServeAtOnce: a pool of 64 places was closed for 6 seconds by a
-// single answer.
+// single answer, and nobody asked whether others may.
 func TestReopenedPoolsServeAtOnce(t *testing.T) {
 	m := newModelServer(t)
 	s := startServed(t, fmt.Sprintf(`groups:
@@ -130,6 +130,7 @@ routes:
 	if a := s.post(t, chatPath, `{"max_tokens":4}`); a.status != http.StatusTooManyRequests {
 		t.Fatalf("status %d", a.status)
 	}
+	told := time.Now()
 	m.answerWith(taking(200 * time.Millisecond))
 	closed := func() bool { return s.endpoint(t, "gpu").Closed }
 	envoytest.Eventually(t, "the server closed", closed)
@@ -137,7 +138,7 @@ routes:
 		t.Errorf("status %d of a pool that is closed", a.status)
 	}
 	envoytest.Eventually(t, "the server open", func() bool { return !closed() })
-	pause(t.Context(), 200*time.Millisecond) // a few plans
+	pause(t.Context(), 6*time.Second-time.Since(told)+200*time.Millisecond) // a few plans
 	s.servesForty(t)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -94,6 +95,60 @@ routes:
 	}
 	if limited.served.Load() < 40 || other.served.Load() < 40 || other.gaveUp.Load() > 0 {
 		t.Errorf("the limited key had %d served, the other %d, and %d gave up", limited.served.Load(), other.served.Load(), other.gaveUp.Load())
+	}
+}
+
+// TestManyKeysThatAProviderLimitsLeaveOthersAlone, also where all begin at once and nobody
+// knows yet whom the provider takes: its answers take long, and its refusals don't.
+func TestManyKeysThatAProviderLimitsLeaveOthersAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 10 seconds")
+	}
+	m := newModelServer(t)
+	var spent atomic.Int64
+	answers := taking(2 * time.Second)
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.Header.Get("authorization"), "Bearer spent") {
+			spent.Add(1)
+			w.Header().Set("retry-after", "30")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		answers.ServeHTTP(w, r)
+	}))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a }
+`, m.addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var limited, others operations
+	var parts sync.WaitGroup
+	for i := range 8 {
+		parts.Go(func() {
+			for ctx.Err() == nil {
+				limited.run(ctx, t, s, fmt.Sprint("spent", i))
+				pause(ctx, 100*time.Millisecond)
+			}
+		})
+		parts.Go(func() {
+			for ctx.Err() == nil {
+				others.run(ctx, t, s, fmt.Sprint("other", i%2))
+			}
+		})
+	}
+	parts.Wait()
+	t.Logf("others: %d served, %d given up; the limited keys: %d served, %d of their requests asked the provider", others.served.Load(), others.gaveUp.Load(), limited.served.Load(), spent.Load())
+	// Undisturbed it is five of each of eight workers. A limited key asks three times at once,
+	// before the log has told, and some again where the machine stalls.
+	if others.served.Load() < 20 || others.gaveUp.Load() > 0 {
+		t.Errorf("others: %d served, %d given up", others.served.Load(), others.gaveUp.Load())
+	}
+	if limited.served.Load() > 0 || spent.Load() > 32 {
+		t.Errorf("eight limited keys: %d served, %d of their requests asked the provider", limited.served.Load(), spent.Load())
 	}
 }
 

@@ -212,13 +212,13 @@ func TestTables(t *testing.T) {
 	}
 	out.Reset()
 	err = showClients(&out, "table", []admin.Caller{
-		{Pool: "h100", Client: "sha256:00ff", Class: "interactive", InFlight: 30, Waiting: 12, Share: 7.5, Early: 3.6},
+		{Pool: "h100", Client: "sha256:00ff", Class: "interactive", InFlight: 30, Waiting: 12, Share: 7.5, Early: 3.6, Away: 12.4},
 		{Pool: "h100", Client: "others", Class: "batch", InFlight: 1, Share: -1},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"h100 sha256:00ff interactive 30 7.5 12 4", "h100 others batch 1 - 0 0"} {
+	for i, want := range []string{"h100 sha256:00ff interactive 30 7.5 12 4 12.4s", "h100 others batch 1 - 0 0 -"} {
 		if row := strings.Join(strings.Fields(strings.Split(out.String(), "\n")[i+1]), " "); row != want {
 			t.Errorf("clients table, row %d: %q, want %q", i+1, row, want)
 		}

@@ -2,10 +2,8 @@ package serve
 
 import (
 	"net/http"
-	"slices"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
@@ -42,115 +40,13 @@ func closedFor(o *fleet.Outcome) time.Duration {
 	return max(shortestClosed, min(wait, longestClosed)-reopenEarly)
 }
 
-const (
-	// othersFor is how long a client that was served shows that a server takes requests of
-	// others than the one that it told to stay away, or that breaks it.
-	othersFor = time.Minute
-	// lone, doubled for each client after the first, is how long an endpoint counts as full
-	// at most that told several; mostTurned are told apart.
-	lone       = plainThrottle - reopenEarly
-	mostTurned = 7
-)
-
-// closing is what the end of an attempt closes, and for how long; 0 is nothing.
-type closing struct {
-	all     time.Duration // the endpoint, for everybody
-	guessed bool          // that is a guess
-	asker   time.Duration // the pool, for who asked
-}
-
-// closes is what the end of an attempt closes: the endpoint for all, as long as it said. But
-// providers limit each key for itself: a 429 may be for the asker alone, and would shut all
-// others out. So where the pool has no other server (alone) and another client was served
-// there of late, the asker is kept out of the pool for that time. Others are for two seconds
-// if another one was told so too since then, for four if a third was, and so on.
-//
-// Of several servers in a pool one sheds load for itself, and the others take who was sent
-// away.
-func (t *tracker) closes(o *fleet.Outcome, asker admission.Client, alone bool) closing {
-	told := closing{all: closedFor(o), guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
-	if told.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) || !alone {
-		return told
-	}
-	n := t.tell(asker, o.At)
-	if o.At.Sub(t.served.besides(asker)) >= othersFor {
-		return told
-	}
-	c := closing{guessed: true, asker: told.all}
-	if n == 1 {
-		return c
-	}
-	if c.all = lone << (n - 1); c.all >= told.all {
-		c.all, c.guessed = told.all, told.guessed
+// toldBy is what a refusal closes that is believed as it is.
+func toldBy(o *fleet.Outcome) closing {
+	c := closing{all: closedFor(o), guessed: o.RetryAfter == 0 || o.RetryAfter > longestClosed}
+	if c.less = c.all; !c.guessed {
+		c.said = c.all
 	}
 	return c
-}
-
-// tell notes that a client was told to stay away, and returns how many were since one was
-// served.
-func (t *tracker) tell(asker admission.Client, at time.Time) int {
-	if len(t.turned) == 0 {
-		t.turnedAt = at
-	}
-	if !slices.Contains(t.turned, asker) && len(t.turned) < mostTurned {
-		t.turned = append(t.turned, asker)
-	}
-	return len(t.turned)
-}
-
-// serves takes that a request of a client ended well. That shows that the server took it
-// when its answer began; one that began before the first of those who were told shows
-// nothing of after.
-func (t *tracker) serves(o *fleet.Outcome, asker admission.Client) {
-	began := o.At.Add(-o.Duration)
-	t.served.note(asker, began.Add(o.HeaderTime))
-	if began.After(t.turnedAt) {
-		t.turned = t.turned[:0]
-	}
-}
-
-// known reports whether a client is one of several that an endpoint serves.
-func (t *tracker) known(asker admission.Client, at time.Time) bool {
-	return asker != (admission.Client{}) && at.Sub(t.served.besides(asker)) < othersFor
-}
-
-// clients are the last two clients that something happened to, and when it did.
-type clients struct {
-	last, other     admission.Client
-	lastAt, otherAt time.Time
-}
-
-// note takes what happened to a client. Times may go back: of long answers the begin counts.
-func (c *clients) note(of admission.Client, at time.Time) {
-	switch {
-	case of == admission.Client{}: // unknown
-	case of == c.last:
-		c.lastAt = later(c.lastAt, at)
-	case of == c.other:
-		c.otherAt = later(c.otherAt, at)
-	case at.After(c.lastAt):
-		c.other, c.otherAt, c.last, c.lastAt = c.last, c.lastAt, of, at
-	case at.After(c.otherAt):
-		c.other, c.otherAt = of, at
-	}
-	if c.otherAt.After(c.lastAt) {
-		c.other, c.otherAt, c.last, c.lastAt = c.last, c.lastAt, c.other, c.otherAt
-	}
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-// besides is when it happened last to anybody but one client; zero if never.
-func (c *clients) besides(one admission.Client) time.Time {
-	if c.last != one {
-		return c.lastAt
-	}
-	return c.otherAt
 }
 
 // reopenEarly is the most that a log's batch (25 ms), the plan's tick (50 ms) and
@@ -173,6 +69,10 @@ type closure struct {
 	// ran is what was in flight when it began to open, as of the tick that noted it.
 	ran   int32
 	noted bool
+	// less is until when it is closed if it takes other clients than those that it told so.
+	less time.Time
+	// said is until when it said itself that it wants none, zero if it did not.
+	said time.Time
 }
 
 const (
@@ -191,9 +91,14 @@ const (
 func (c *closure) outcome(o *fleet.Outcome, by closing) {
 	switch {
 	case by.all > 0:
+		less, said := later(c.less, o.At.Add(by.less)), c.said
+		if by.said > 0 {
+			said = later(said, o.At.Add(by.said))
+		}
 		if until := o.At.Add(by.all); until.After(c.until) {
 			*c = closure{until: until, guessed: by.guessed}
 		}
+		c.less, c.said = less, said
 	case c.until.IsZero() || o.At.Before(c.until):
 		// It may have begun before the endpoint closed.
 	case o.Kind == fleet.AttemptStarted && c.asked.IsZero():
@@ -207,20 +112,32 @@ func (c *closure) outcome(o *fleet.Outcome, by closing) {
 	}
 }
 
+// doubt takes that it serves others than those that it told to stay away.
+func (c *closure) doubt(now time.Time) {
+	if c.closed(now) && c.less.Before(c.until) {
+		c.until, c.guessed = later(c.less, now), true
+	}
+}
+
 func (c *closure) closed(now time.Time) bool { return now.Before(c.until) }
 
 // open is from when on more than one may ask, as far as it is known. Where the endpoint
-// said itself when it wants requests again, it is that time.
+// said itself when it wants requests again, it is that time at the latest.
 func (c *closure) open() time.Time {
-	switch {
-	case !c.guessed:
+	if !c.guessed {
 		return c.until.Add(reopenEarly)
-	case !c.answered.IsZero():
-		return c.answered
-	case !c.asked.IsZero():
-		return c.asked.Add(reopenEarly)
 	}
-	return c.until.Add(unasked)
+	open := c.until.Add(unasked)
+	switch {
+	case !c.answered.IsZero():
+		open = c.answered
+	case !c.asked.IsZero():
+		open = c.asked.Add(reopenEarly)
+	}
+	if said := c.said.Add(reopenEarly); !c.said.Before(c.until) && said.Before(open) {
+		open = said
+	}
+	return open
 }
 
 // limit is what the endpoint may have in flight, by its limit (0 is none) otherwise and

@@ -2,7 +2,6 @@ package serve
 
 import (
 	"net/http"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -57,7 +56,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		begin := time.Now()
 		for _, e := range row.events {
 			o := fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)}
-			g.outcome(&o, new(tracker).closes(&o, admission.Client{}, true))
+			g.outcome(&o, new(callers).closes(&o, admission.Client{}, true))
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)
@@ -113,126 +112,56 @@ func TestOpeningIsNoRisk(t *testing.T) {
 	}
 }
 
-// TestWhatOneClientIsToldShutsNobodyOut: a 429 may be for its asker alone.
-func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
+// TestGuessesEndWhenTheServerSaid, at the latest, and are shorter where it takes others.
+func TestGuessesEndWhenTheServerSaid(t *testing.T) {
 	const s = time.Second
-	one, two, three, four, unknown := admission.Client{1}, admission.Client{2}, admission.Client{3}, admission.Client{4}, admission.Client{}
-	type event struct {
-		at    time.Duration
-		code  int
-		asker admission.Client
-		took  time.Duration
-	}
-	told := 30*s - reopenEarly
-	all := closing{all: told}
-	both := func(all time.Duration) closing { return closing{all: all, asker: told, guessed: true} }
-	for name, row := range map[string]struct {
-		events []event // the last one counts
-		want   closing
-	}{
-		"nobody else was there":                 {[]event{{0, 429, one, 0}}, all},
-		"the same was served":                   {[]event{{0, 200, one, 0}, {s, 429, one, 0}}, all},
-		"another was served":                    {[]event{{0, 200, two, 0}, {s, 429, one, 0}}, both(0)},
-		"another was served, and then the same": {[]event{{0, 200, two, 0}, {0, 200, one, 0}, {s, 429, one, 0}}, both(0)},
-		"another was served long ago":           {[]event{{0, 200, two, 0}, {60 * s, 429, one, 0}}, all},
-		"another's long answer ends":            {[]event{{0, 200, two, 8 * s}, {s, 429, one, 0}}, both(0)},
-		"another's answer of a minute ends":     {[]event{{0, 200, two, 60 * s}, {s, 429, one, 0}}, all},
-		"another was told so too":               {[]event{{0, 200, two, 0}, {0, 200, three, 0}, {s, 429, one, 0}, {s, 429, two, 0}}, both(2 * lone)},
-		"and a third":                           {[]event{{0, 200, four, 0}, {s, 429, one, 0}, {s, 429, two, 0}, {s, 429, three, 0}}, both(4 * lone)},
-		"another was told so and served since":  {[]event{{0, 429, two, 0}, {s, 200, two, 0}, {s, 429, one, 0}}, both(0)},
-		"an answer that began before it ends":   {[]event{{0, 200, three, 0}, {s, 429, two, 0}, {2 * s, 200, three, 2 * s}, {2 * s, 429, one, 0}}, both(2 * lone)},
-		"one that began since the first":        {[]event{{0, 429, two, 0}, {2 * s, 429, one, 0}, {2 * s, 200, three, s}, {2 * s, 429, one, 0}}, both(0)},
-		"the same was told so before":           {[]event{{0, 200, two, 0}, {s, 429, one, 0}, {2 * s, 429, one, 0}}, both(0)},
-		"it isn't known whose it is":            {[]event{{0, 200, two, 0}, {s, 429, unknown, 0}}, all},
-		"nobody knows who was served":           {[]event{{0, 200, unknown, 0}, {s, 429, one, 0}}, all},
-		"a server that is overloaded":           {[]event{{0, 200, two, 0}, {s, 529, one, 0}}, closing{all: told}},
-		"one that is unavailable":               {[]event{{0, 200, two, 0}, {s, 503, one, 0}}, closing{all: told}},
-	} {
-		var tr tracker
-		begin := time.Now()
-		var got closing
-		for _, e := range row.events {
-			o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: e.code, Duration: e.took, At: begin.Add(e.at)}
-			if e.code == 200 {
-				tr.serves(&o, e.asker)
-				continue
-			}
-			o.RetryAfter = 30 * s
-			got = tr.closes(&o, e.asker, true)
-		}
-		if got != row.want {
-			t.Errorf("%s: it closes %+v; want %+v", name, got, row.want)
-		}
-	}
-	var tr tracker
 	begin := time.Now()
-	tr.serves(&fleet.Outcome{At: begin}, admission.Client{100})
-	for i := range 20 { // a server that refuses all closes as long as it says
-		o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, RetryAfter: 30 * s, At: begin}
-		got := tr.closes(&o, admission.Client{byte(i + 1)}, true)
-		if i >= mostTurned-1 && got != (closing{all: told, asker: told}) {
-			t.Errorf("number %d: it closes %+v; want all for %v", i, got, told)
-		}
+	end := fleet.Outcome{Kind: fleet.AttemptEnded, Code: http.StatusTooManyRequests, At: begin}
+	var c closure
+	c.outcome(&end, closing{all: 2 * s, less: 2 * s, guessed: true, said: 4 * s})
+	if got := c.open(); got != begin.Add(4*s+reopenEarly) {
+		t.Errorf("it opens after %v", got.Sub(begin))
 	}
-	tr = tracker{}
-	o := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseOK, At: begin}
-	tr.serves(&o, two)
-	o = fleet.Outcome{Kind: fleet.AttemptEnded, Code: 429, At: begin}
-	if got := tr.closes(&o, one, true); got != (closing{asker: lone, guessed: true}) {
-		t.Errorf("without a time to wait it closes %+v; want the pool for the asker, a second", got)
+	ask := fleet.Outcome{Kind: fleet.AttemptStarted, ID: "x", At: begin.Add(3 * s)}
+	c.outcome(&ask, closing{})
+	if got := c.open(); got != begin.Add(3*s+reopenEarly) {
+		t.Errorf("asked after 3 s it opens after %v", got.Sub(begin))
 	}
-	o.RetryAfter = 30 * s
-	if got := tr.closes(&o, one, false); got != (closing{all: told}) {
-		t.Errorf("one server of several closes %+v; want itself for all", got)
+	c = closure{}
+	c.outcome(&end, closing{all: 2 * s, less: 2 * s, guessed: true, said: 20 * s})
+	if got := c.open(); got != begin.Add(2*s+unasked) {
+		t.Errorf("unasked it opens after %v", got.Sub(begin))
 	}
-	var c clients
-	c.note(one, begin)
-	c.note(two, begin.Add(-s))
-	c.note(three, begin.Add(-2*s))
-	c.note(one, begin.Add(-3*s))
-	if c.besides(one) != begin.Add(-s) || c.besides(two) != begin || c.besides(three) != begin {
+	c.outcome(&end, closing{all: 5 * s, less: 5 * s, guessed: true}) // says no more
+	c.outcome(&end, closing{all: s, less: s, said: s})
+	if c.said != begin.Add(20*s) || c.until != begin.Add(5*s) {
 		t.Errorf("%+v", c)
 	}
-	c.note(two, begin.Add(s))
-	if c.besides(two) != begin || c.besides(one) != begin.Add(s) {
-		t.Errorf("%+v", c)
-	}
-}
 
-// TestWhoWasServedIsKnown in whichever order Envoy's two logs come: then another's 429 keeps
-// that one out alone.
-func TestWhoWasServedIsKnown(t *testing.T) {
-	one, two := admission.Client{1}, admission.Client{2}
-	attempt := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseOK, Code: 200, HeaderTime: time.Millisecond, Duration: time.Millisecond}
-	request := fleet.Outcome{Kind: fleet.RequestEnded, Cause: fleet.CauseOK, Code: 200}
-	refused := fleet.Outcome{Kind: fleet.AttemptEnded, Cause: fleet.CauseThrottled, Code: 429, RetryAfter: 30 * time.Second}
-	ended := fleet.Outcome{Kind: fleet.RequestEnded, Cause: fleet.CauseThrottled, Code: 429}
-	for name, order := range map[string][2][]fleet.Outcome{
-		"attempts first": {{attempt, request}, {refused, ended}},
-		"requests first": {{request, attempt}, {ended, refused}},
-	} {
-		r := newRuns(t, Options{})
-		alone := fleet.EndpointKey{Pool: "spare", Address: netip.MustParseAddrPort("127.0.0.1:1004")}
-		for i, of := range []admission.Client{two, one} {
-			id := r.enterAs(t, of, alone)
-			for _, o := range order[i] {
-				o.Node, o.ID, o.Attempt, o.Route, o.Endpoint, o.At = "n", id, 1, "chat", alone, r.now
-				r.outcome(o)
-			}
-		}
-		inputs, _ := r.scoring.step(r.now)
-		for _, p := range inputs.Pools {
-			for _, e := range p.Endpoints {
-				if e.Closed {
-					t.Errorf("%s: %s is closed for all", name, e.Address)
-				}
-			}
-		}
-		for of, enters := range map[admission.Client]bool{one: false, two: true} {
-			a := admission.Ask{ID: "1718924567123-007-9999", Route: "chat", Pool: "spare", Client: of, Level: 7, Class: fleet.ClassInteractive, Output: 4096, At: r.now}
-			if v := r.gate.Admit(&a); v.Admitted != enters || !enters && v.Reason != admission.ReasonServerLimit {
-				t.Errorf("%s: client %d is told %+v", name, of[0], v)
-			}
-		}
+	c = closure{}
+	c.outcome(&end, closing{all: 10 * s, less: 0, said: 10 * s})
+	c.outcome(&end, closing{all: 8 * s, less: 3 * s, said: 8 * s})
+	c.doubt(begin.Add(s))
+	if c.until != begin.Add(3*s) || !c.guessed || !c.closed(begin.Add(2*s)) {
+		t.Errorf("by one that it takes: %+v", c)
+	}
+	c.doubt(begin.Add(2 * s))
+	if c.until != begin.Add(3*s) {
+		t.Errorf("by another: %+v", c)
+	}
+	c.outcome(&end, closing{all: 10 * s, less: 10 * s, said: 10 * s}) // it is full, whoever asks
+	c.doubt(begin.Add(4 * s))
+	if c.until != begin.Add(10*s) || c.guessed {
+		t.Errorf("of a server that is full: %+v", c)
+	}
+	c.doubt(begin.Add(20 * s))
+	if c.until != begin.Add(10*s) {
+		t.Errorf("of one that is open: %+v", c)
+	}
+	c = closure{}
+	c.outcome(&end, closing{all: 10 * s, less: 0, said: 10 * s})
+	c.doubt(begin.Add(s))
+	if c.until != begin.Add(s) || c.closed(begin.Add(s)) || c.limit(64, 0, begin.Add(s)) != 1 {
+		t.Errorf("it takes all others: %+v, with room for %d", c, c.limit(64, 0, begin.Add(s)))
 	}
 }

@@ -66,12 +66,8 @@ type tracker struct {
 	foreign own.Foreign
 	sent    own.Sent
 	// closed is whether it takes requests, after it told callers to stay away.
-	closed closure
-	// served are whom it served last, turned whom it told to stay away since then, and
-	// turnedAt when it told the first of them.
-	served   clients
-	turned   []admission.Client
-	turnedAt time.Time
+	closed  closure
+	callers callers
 	// fails is whether its last attempts failed.
 	fails failure
 	// holds is the limit that the last tick gave it, also while it opens.
@@ -156,7 +152,7 @@ func (s *scoring) read(r telemetry.Reading) {
 // endpoint's pool, 0 if it isn't.
 func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time.Duration) {
 	s.ratios.learn(&o)
-	if o.Kind == fleet.Heartbeat || !o.Endpoint.Address.IsValid() {
+	if !o.Endpoint.Address.IsValid() {
 		return 0
 	}
 	s.mu.Lock()
@@ -165,41 +161,66 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	if t == nil {
 		return 0
 	}
-	if o.Kind != fleet.AttemptStarted && o.Cause == fleet.CauseOK {
-		t.serves(&o, asker) // by the end that is told first: after it nobody knows who asked
+	switch {
+	case o.Kind == fleet.Heartbeat:
+		t.callers.runs(&o, asker)
+		return 0
+	case o.Kind == fleet.AttemptStarted:
+		t.callers.starts(&o, asker)
+		s.reached(&o)
+	case o.Cause == fleet.CauseOK:
+		t.callers.serves(&o, asker) // by the end that is told first: after it nobody knows who asked
 	}
 	if o.Kind == fleet.RequestEnded {
 		return 0
 	}
-	if o.Kind == fleet.AttemptStarted {
-		s.reached(&o)
-	}
 	var closes closing
 	if o.Kind == fleet.AttemptEnded {
+		t.callers.ends(&o)
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 		if closedFor(&o) > 0 {
-			closes = t.closes(&o, asker, s.alone(o.Endpoint.Pool))
+			closes = s.closes(t, &o, asker)
 		}
 		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)
 		}
 	}
 	t.closed.outcome(&o, closes)
-	if !t.known(asker, o.At) {
+	if !t.callers.several(asker, o.At) {
 		asker = admission.Client{}
 	}
 	t.fails.outcome(&o, asker)
 	return closes.asker
 }
 
-// alone reports whether a pool has one server.
-func (s *scoring) alone(pool string) bool {
+// closes is what a refusal closes. It can only be for a client of its own in a pool of one
+// server, of which others tell otherwise, and where half of a pool's servers, two at least,
+// tell it so at a time, of which this one takes others. It stays away until the first of
+// them wants it again.
+func (s *scoring) closes(t *tracker, o *fleet.Outcome, asker admission.Client) closing {
+	all, told, soonest := 0, 1, o.At.Add(longestClosed)
 	for i := range s.config.Pools {
-		if p := &s.config.Pools[i]; p.Name == pool {
-			return serving(p) == 1
+		p := &s.config.Pools[i]
+		if p.Name != o.Endpoint.Pool {
+			continue
+		}
+		for _, e := range p.Endpoints {
+			if e.Drain {
+				continue
+			}
+			all++
+			if e.Address == o.Endpoint.Address {
+				continue
+			}
+			if until := s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].callers.toldUntil(asker); until.After(o.At) {
+				told++
+				soonest = sooner(soonest, until)
+			}
 		}
 	}
-	return false
+	c := t.callers.closes(o, asker, all == 1 || told > 1 && 2*told >= all && t.callers.several(asker, o.At))
+	c.asker = min(c.asker, soonest.Sub(o.At))
+	return c
 }
 
 // hold keeps the place of an attempt that ended so that its endpoint may get nothing, or
@@ -472,6 +493,9 @@ func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		}
 		t.holds = limit
 		trial, failing := t.fails.trial(limit, s.inFlight(slot), now)
+		if t.closed.closed(now) && t.callers.others(now) {
+			t.closed.doubt(now)
+		}
 		limit = t.closed.limit(limit, s.inFlight(slot), now)
 		input.Endpoints = append(input.Endpoints, plan.EndpointInput{
 			Address: e.Address, Zone: e.Zone, Slot: slot, Weight: v.Weight, MaxInFlight: limit,

@@ -394,10 +394,7 @@ func (s *Server) outcome(o fleet.Outcome) {
 	if !accesslog.Decided(o.ID) {
 		s.unapplied(&o)
 	}
-	var asker admission.Client
-	if o.Kind == fleet.AttemptEnded || o.Kind == fleet.RequestEnded {
-		asker, _ = s.gate.Asker(o.ID)
-	}
+	asker, _ := s.gate.Asker(o.ID)
 	// Before the place is free: it may be held.
 	if wait := s.scoring.outcome(o, asker); wait > 0 {
 		s.gate.TurnAway(asker, o.Endpoint.Pool, wait, o.At)

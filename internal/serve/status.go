@@ -33,7 +33,7 @@ func (s *Server) Clients() []admin.Caller {
 		}
 		out = append(out, admin.Caller{
 			Pool: c.Pool, Client: who, Class: c.Class.String(), InFlight: c.InFlight, Waiting: c.Waiting,
-			Share: bounded(c.Share), Early: c.Early,
+			Share: bounded(c.Share), Early: c.Early, Away: c.Away.Seconds(),
 		})
 	}
 	return out

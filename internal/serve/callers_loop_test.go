@@ -1,0 +1,363 @@
+package serve
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
+	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/plan"
+)
+
+const heartbeat = 10 * time.Second
+
+// played is something that happens in a provider's pool.
+type played struct {
+	at time.Duration
+	do func()
+}
+
+type playedHeap []played
+
+func (h playedHeap) Len() int           { return len(h) }
+func (h playedHeap) Less(i, j int) bool { return h[i].at < h[j].at }
+func (h playedHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *playedHeap) Push(x any)        { *h = append(*h, x.(played)) }
+func (h *playedHeap) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+// key is a provider's customer with some workers, each of which sends its next request
+// when it has an answer, or when it was told to come back.
+type key struct {
+	client  admission.Client // zero: nobody knows whose it is
+	workers int
+	answers time.Duration // how long its answers take
+	think   time.Duration // between two requests of a worker
+	spent   bool          // it has used up its limit
+	served  int
+	refused int           // by Fairlead
+	vain    int           // by the provider
+	out     time.Duration // for how long its workers were refused in all
+}
+
+// outUntil is until when a client is kept out, and whether one asked since then.
+type outUntil struct {
+	until time.Duration
+	asked bool
+}
+
+// provider is a pool of a provider's servers and who asks there, as the scoring sees them.
+// Callers that it keeps out, or finds no place for, come back as they are told, a second
+// later where nobody knows.
+type provider struct {
+	t     *testing.T
+	rng   *rand.Rand
+	s     *scoring
+	begin time.Time
+	now   time.Duration
+	queue playedHeap
+	keys  []*key
+	away  map[admission.Client]*outUntil
+	ids   int
+	plan  plan.PoolInput
+	// wait is what a refusal tells, 0 is nothing; refusal is how long it takes.
+	wait, refusal time.Duration
+	// down is when the servers refuse everybody.
+	down func(time.Duration) bool
+	// vain are its refusals while it was down.
+	vain int
+}
+
+func newProvider(t *testing.T, seed uint64, servers int, keys ...*key) *provider {
+	p := fleet.Pool{Name: "provider", MaxInFlight: 256, Limit: fleet.LimitFixed, Telemetry: fleet.Telemetry{Source: fleet.TelemetryNone}}
+	for i := range servers {
+		p.Endpoints = append(p.Endpoints, fleet.Endpoint{Name: fmt.Sprint(i), Address: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i+1)), Capacity: 1})
+	}
+	cfg := &fleet.Config{Pools: []fleet.Pool{p}, Routes: []fleet.Route{{Name: "chat", Split: fleet.Split{{Pool: p.Name, Weight: 1}}}}}
+	w := &provider{
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), s: newViewed(t, cfg).scoring, begin: time.Now(), keys: keys,
+		away: map[admission.Client]*outUntil{}, wait: 30 * time.Second, refusal: 30 * time.Millisecond, down: func(time.Duration) bool { return false },
+	}
+	w.s.ledger = accesslog.NewLedger(func() time.Time { return w.begin.Add(w.now) })
+	w.tick()
+	for _, k := range keys {
+		for range k.workers {
+			w.after(w.upTo(2*time.Second), func() { w.ask(k) })
+		}
+	}
+	return w
+}
+
+func (w *provider) after(d time.Duration, do func()) { heap.Push(&w.queue, played{w.now + d, do}) }
+
+func (w *provider) upTo(d time.Duration) time.Duration { return time.Duration(w.rng.Int64N(int64(d))) }
+
+func (w *provider) tick() {
+	in, _ := w.s.step(w.begin.Add(w.now))
+	w.s.published()
+	w.plan = in.Pools[0]
+	w.after(tickEvery, w.tick)
+}
+
+// run plays for so long.
+func (w *provider) run(d time.Duration) {
+	for until := w.now + d; w.queue[0].at < until; {
+		e := heap.Pop(&w.queue).(played)
+		w.now = e.at
+		e.do()
+	}
+}
+
+// choose is the server with the least in flight of those that have room.
+func (w *provider) choose() (on fleet.EndpointKey, ok bool) {
+	least := int32(0)
+	for i := range w.plan.Endpoints {
+		e := &w.plan.Endpoints[i]
+		n := w.s.ledger.InFlight(e.Slot)
+		if !e.Closed && n < e.MaxInFlight && (!ok || n < least) {
+			on, least, ok = fleet.EndpointKey{Pool: w.plan.Name, Address: e.Address}, n, true
+		}
+	}
+	return on, ok
+}
+
+// again lets a worker come back.
+func (w *provider) again(k *key, d time.Duration) { w.after(d, func() { w.ask(k) }) }
+
+func (w *provider) ask(k *key) {
+	out := w.away[k.client]
+	if out != nil {
+		until := out.until
+		if out.asked {
+			until += reopenEarly // the gate lets one in first
+		}
+		if until > w.now {
+			k.refused++
+			k.out += until - w.now
+			w.again(k, until-w.now+w.upTo(50*time.Millisecond))
+			return
+		}
+	}
+	on, ok := w.choose()
+	if !ok {
+		wait := w.opens() + w.upTo(100*time.Millisecond)
+		k.refused++
+		k.out += wait
+		w.again(k, wait)
+		return
+	}
+	if out != nil {
+		out.asked = true
+	}
+	w.ids++
+	o := fleet.Outcome{Node: "n", ID: fmt.Sprint(w.ids), Attempt: 1, Route: "chat", Endpoint: on}
+	slot := w.s.ledger.Slot(on)
+	w.s.ledger.Hold(on)
+	told := w.tell(o, fleet.AttemptStarted, k, 0, func(time.Duration) {})
+	o.Cause, o.Code = fleet.CauseOK, http.StatusOK
+	took := max(10*time.Millisecond, k.answers/2+w.upTo(k.answers+1))
+	o.HeaderTime = min(took, 100*time.Millisecond)
+	if k.spent || w.down(w.now) {
+		o.Cause, o.Code, o.RetryAfter = fleet.CauseThrottled, http.StatusTooManyRequests, w.wait
+		took = w.refusal
+		o.HeaderTime = took
+		k.vain++
+		if w.down(w.now) {
+			w.vain++
+		}
+	} else {
+		k.served++
+	}
+	o.Duration = took
+	for beat := heartbeat; beat < took; beat += heartbeat {
+		w.after(beat, func() {
+			o := o
+			o.Duration = beat
+			w.tell(o, fleet.Heartbeat, k, told, func(time.Duration) {})
+		})
+	}
+	w.after(took, func() {
+		w.tell(o, fleet.AttemptEnded, k, told, func(stay time.Duration) {
+			w.s.ledger.Release(slot, 1)
+			if stay > 0 {
+				out := &outUntil{until: w.now + stay}
+				if before := w.away[k.client]; before != nil {
+					out.until = max(out.until, before.until)
+				}
+				w.away[k.client] = out
+			}
+		})
+		if o.Cause == fleet.CauseOK {
+			w.again(k, k.think/2+w.upTo(k.think+1))
+		} else {
+			w.again(k, max(o.RetryAfter, time.Second)+w.upTo(50*time.Millisecond))
+		}
+	})
+}
+
+// opens is when the first server takes requests again.
+func (w *provider) opens() time.Duration {
+	wait := time.Minute
+	for _, e := range w.plan.Endpoints {
+		until := w.s.endpoints[fleet.EndpointKey{Pool: w.plan.Name, Address: e.Address}].closed.until
+		wait = min(wait, until.Sub(w.begin.Add(w.now)))
+	}
+	if wait <= 0 {
+		return time.Second
+	}
+	return max(wait, 50*time.Millisecond)
+}
+
+// tell logs what happened, at a batch's end and after what was logged before.
+func (w *provider) tell(o fleet.Outcome, kind fleet.OutcomeKind, k *key, notBefore time.Duration, then func(time.Duration)) (at time.Duration) {
+	at = max(w.now+5*time.Millisecond+w.upTo(70*time.Millisecond), notBefore+1)
+	w.after(at-w.now, func() {
+		o.Kind, o.At = kind, w.begin.Add(w.now)
+		then(w.s.outcome(o, k.client))
+	})
+	return at
+}
+
+func someKeys(first byte, n int, like key) []*key {
+	keys := make([]*key, n)
+	for i := range keys {
+		k := like
+		if k.client != (admission.Client{}) {
+			k.client = admission.Client{first, byte(i + 1)}
+		}
+		keys[i] = &k
+	}
+	return keys
+}
+
+const playedSeeds = 2
+
+// TestKeysThatAProviderLimits beside others that it takes: these are kept out for a small
+// part of their time in three minutes, and in vain asks of each key hardly more than one
+// in the time that it was told to stay away (a second where it told none). All begin
+// within two seconds, when nobody knows yet whom the provider takes.
+func TestKeysThatAProviderLimits(t *testing.T) {
+	known := admission.Client{255}
+	const s = time.Second
+	good := func(n int, answers time.Duration) []*key {
+		return someKeys(1, n, key{client: known, workers: 4, answers: answers, think: 300 * time.Millisecond})
+	}
+	spent := func(n, workers int) []*key {
+		return someKeys(2, n, key{client: known, workers: workers, spent: true, think: s})
+	}
+	for name, row := range map[string]struct {
+		servers       int
+		good, spent   []*key
+		wait, refusal time.Duration
+		out           float64 // part of the others' time, at most
+		vain          float64 // of each key, in each wait
+	}{
+		"one of six":                       {1, good(5, s), spent(1, 1), 30 * s, 0, 0.02, 1.5},
+		"one with twelve workers":          {1, good(5, s), spent(1, 12), 30 * s, 0, 0.02, 2},
+		"half of them":                     {1, good(5, s), spent(5, 1), 30 * s, 0, 0.04, 1.5},
+		"half of them, untold":             {1, good(5, s), spent(5, 1), 0, 0, 0.04, 1.5},
+		"five, beside long answers":        {1, good(3, 8*s), spent(5, 1), 30 * s, 0, 0.04, 1.5},
+		"twelve, beside long answers":      {1, good(3, 8*s), spent(12, 1), 30 * s, 0, 0.06, 1.5},
+		"twelve with four, long answers":   {1, good(3, 8*s), spent(12, 4), 30 * s, 0, 0.06, 2},
+		"twelve, long answers, untold":     {1, good(3, 8*s), spent(12, 1), 0, 0, 0.04, 1.5},
+		"twelve with four, untold":         {1, good(3, 8*s), spent(12, 4), 0, 0, 0.1, 1.5},
+		"forty, beside long answers":       {1, good(3, 8*s), spent(40, 1), 30 * s, 0, 0.2, 1.5},
+		"twelve, answers of two minutes":   {1, good(3, 120*s), spent(12, 1), 30 * s, 0, 0.06, 1.5},
+		"one beside one":                   {1, good(1, 8*s), spent(1, 4), 30 * s, 0, 0.02, 2},
+		"two beside one":                   {1, good(1, 8*s), spent(2, 4), 30 * s, 0, 0.03, 2},
+		"slow refusals":                    {1, good(3, 8*s), spent(5, 4), 30 * s, 2 * s, 0.02, 5},
+		"one of six, on four servers":      {4, good(5, s), spent(1, 1), 30 * s, 0, 0.01, 1.5},
+		"one with twelve, on four servers": {4, good(5, s), spent(1, 12), 30 * s, 0, 0.05, 4},
+		"five with four, on four servers":  {4, good(3, 8*s), spent(5, 4), 30 * s, 0, 0.06, 3.5},
+		"two with four, on two servers":    {2, good(3, 8*s), spent(2, 4), 30 * s, 0, 0.05, 2.5},
+	} {
+		var out, served, vain float64
+		for seed := range uint64(playedSeeds) {
+			others, limited := clone(row.good), clone(row.spent)
+			w := newProvider(t, seed, row.servers, slices.Concat(others, limited)...)
+			w.wait, w.refusal = row.wait, max(w.refusal, row.refusal)
+			const length = 180 * s
+			w.run(length)
+			for _, k := range others {
+				out += k.out.Seconds() / (length.Seconds() * float64(k.workers*len(others)*playedSeeds))
+				served += float64(k.served) / playedSeeds
+			}
+			for _, k := range limited {
+				vain += float64(k.vain) / float64(len(limited)*playedSeeds) * max(s, row.wait).Seconds() / length.Seconds()
+			}
+		}
+		t.Logf("%s: others kept out for %.3f of their time, %.0f requests served; each limited key asked %.1f times in vain in its wait", name, out, served, vain)
+		if out > row.out || vain > row.vain {
+			t.Errorf("%s: others kept out for %.3f of their time, each limited key asked %.1f times in vain; want %.3f and %.1f at most", name, out, vain, row.out, row.vain)
+		}
+	}
+}
+
+func clone(keys []*key) []*key {
+	out := make([]*key, len(keys))
+	for i, k := range keys {
+		c := *k
+		out[i] = &c
+	}
+	return out
+}
+
+// TestProvidersThatLimitEverybody for two minutes are asked by few meanwhile, and by all
+// when they are well again.
+func TestProvidersThatLimitEverybody(t *testing.T) {
+	known := admission.Client{255}
+	const s = time.Second
+	for name, row := range map[string]struct {
+		servers, keys, workers int
+		client                 admission.Client
+		wait, refusal          time.Duration
+		vain                   float64 // requests in two minutes, at most
+		served                 float64 // of each worker in 45 s after, at least
+	}{
+		"forty keys":                   {1, 40, 1, known, 30 * s, 0, 50, 12},
+		"forty keys with four":         {1, 40, 4, known, 30 * s, 0, 60, 12},
+		"forty keys, untold":           {1, 40, 1, known, 0, 0, 160, 15}, // one a second asks
+		"two hundred keys":             {1, 200, 1, known, 30 * s, 0, 60, 12},
+		"two hundred keys, untold":     {1, 200, 1, known, 0, 0, 180, 15},
+		"three keys with twelve":       {1, 3, 12, known, 30 * s, 0, 30, 8},
+		"one key with twelve":          {1, 1, 12, known, 30 * s, 0, 10, 12},
+		"nobody knows whose":           {1, 40, 1, admission.Client{}, 30 * s, 0, 12, 5},
+		"forty keys, slow refusals":    {1, 40, 1, known, 30 * s, 5 * s, 180, 8}, // each once in its wait
+		"forty keys on four servers":   {4, 40, 1, known, 30 * s, 0, 80, 12},
+		"forty keys on four, untold":   {4, 40, 1, known, 0, 0, 580, 15},
+		"three keys with twelve, four": {4, 3, 12, known, 30 * s, 0, 60, 12},
+	} {
+		var vain, served float64
+		for seed := range uint64(playedSeeds) {
+			keys := someKeys(1, row.keys, key{client: row.client, workers: row.workers, answers: 2 * s, think: 300 * time.Millisecond})
+			w := newProvider(t, seed, row.servers, keys...)
+			w.wait, w.refusal = row.wait, max(w.refusal, row.refusal)
+			w.down = func(now time.Duration) bool { return now > 20*s && now < 140*s }
+			w.run(140 * s)
+			vain += float64(w.vain) / playedSeeds
+			before := 0
+			for _, k := range keys {
+				before += k.served
+			}
+			w.run(45 * s)
+			for _, k := range keys {
+				served += float64(k.served) / float64(playedSeeds*len(keys)*row.workers)
+			}
+			served -= float64(before) / float64(playedSeeds*len(keys)*row.workers)
+		}
+		t.Logf("%s: %.0f of %d workers' requests were in vain; each was served %.1f times in 45 s after", name, vain, row.keys*row.workers, served)
+		if vain > row.vain || served < row.served {
+			t.Errorf("%s: %.0f requests were in vain, and each worker was served %.1f times in 45 s after; want %.0f at most, and %.0f", name, vain, served, row.vain, row.served)
+		}
+	}
+}
