@@ -85,10 +85,10 @@ type use struct {
 	live  int
 	ends  ends
 	// slots are for its concurrency, and held is how many of those requests came back
-	// and are held. next is the last slot for its rates.
-	slots slots
-	next  time.Duration
-	held  int32
+	// and are held. requests and tokens are the slots for its rates.
+	slots            slots
+	held             int32
+	requests, tokens promises
 }
 
 // account is what a client has of one pool in one class. A client that asks in

@@ -23,9 +23,9 @@ func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 		r.InFlight, r.Concurrency = u.live, b.cap
 		u.lineUp(&r, b, c.gaveUp(b))
 	case ReasonRequests:
-		c.nextWindow(&r, b, st.Requests, 1)
+		c.nextWindow(&r, b, &c.use(b.limit.Name).requests, st.Requests, 1)
 	case ReasonTokens:
-		c.nextWindow(&r, b, st.Tokens, int64(b.cost))
+		c.nextWindow(&r, b, &c.use(b.limit.Name).tokens, st.Tokens, int64(b.cost))
 	case ReasonLimiterDown:
 		r.ShouldRetry = limiterWait <= b.patience(retryMax)
 		r.RetryAfter = whole(limiterWait + b.jitter(limiterWait, limiterWait, r.ShouldRetry))
@@ -140,21 +140,21 @@ func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 	r.RetryAfter = whole(wait)
 }
 
-// nextWindow gives a slot from the begin of the limit's next window on, at the
-// limit's own rate.
-func (c *client) nextWindow(r *Refusal, b *bid, q Quota, cost int64) {
-	u := c.use(b.limit.Name)
-	spacing := time.Duration(float64(q.Window) * min(1, float64(cost)/float64(max(1, q.Limit))))
-	begin := max(b.opens(), b.now+max(q.Reset, time.Millisecond))
-	slot := begin
-	if u.next > 0 {
-		slot = max(begin, u.next+spacing)
+// nextWindow gives a slot in one of the limit's next windows.
+func (c *client) nextWindow(r *Refusal, b *bid, p *promises, q Quota, cost int64) {
+	begins := b.now + max(q.Reset, time.Millisecond)
+	early := p.roll(begins, q.Window, b.ask.Retry > 0)
+	next := *p
+	slot := max(b.opens(), p.last)
+	if !early {
+		slot = next.promise(b.opens(), q, cost)
 	}
 	wait := slot - b.now
 	if r.ShouldRetry = wait <= b.patience(retryMax); r.ShouldRetry {
-		u.next = slot
+		*p = next // who isn't to come takes nothing
 	}
 	// All windows begin at once: a tenth of one is there to spread in.
+	spacing := time.Duration(float64(q.Window) * min(1, float64(cost)/float64(max(1, q.Limit))))
 	r.RetryAfter = whole(wait + b.jitter(wait, min(spacing, q.Window/10), r.ShouldRetry))
 }
 

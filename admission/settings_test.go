@@ -135,7 +135,7 @@ func TestExceptionsInheritWhatTheyDoNotSay(t *testing.T) {
 func TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens(t *testing.T) {
 	left := Quota{Limit: 1000, Remaining: 10, Window: time.Minute, Reset: 5 * time.Second}
 	w := newWorld(config(rated(0)), 100, &scripted{answer: Reservation{Reason: ReasonTokens, Tokens: left}})
-	for i, from := range []time.Duration{5 * time.Second, 23 * time.Second, 41 * time.Second, 59 * time.Second} {
+	for i, from := range []time.Duration{5 * time.Second, 23 * time.Second, 41 * time.Second} {
 		a := w.ask("a")
 		v := w.Admit(&a)
 		if v.Reason != ReasonTokens || v.Standing.Tokens != left || !v.Refusal.ShouldRetry {
@@ -145,9 +145,17 @@ func TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens(t *testing.T) {
 			t.Errorf("refused request %d waits %v; want %v and up to %v", i, wait, from, left.Window/10)
 		}
 	}
+	for range 40 {
+		a := w.ask("a")
+		if r := w.Admit(&a).Refusal; r.ShouldRetry || r.RetryAfter != retryMax {
+			t.Errorf("%+v; want not to retry, since its tokens come after %v", r, retryMax)
+		}
+	}
+	// They take nothing: there is room in the first window for one that wants less.
 	a := w.ask("a")
-	if r := w.Admit(&a).Refusal; r.ShouldRetry || r.RetryAfter != retryMax {
-		t.Errorf("%+v; want not to retry, since its tokens come after %v", r, retryMax)
+	a.Input, a.Output = 10, 10
+	if r := w.Admit(&a).Refusal; !r.ShouldRetry || r.RetryAfter < 59*time.Second {
+		t.Errorf("a small one is told %+v; want the rest of the first window", r)
 	}
 }
 

@@ -144,12 +144,12 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 		}
 		return out
 	}
-	// Only POST generates: a preflight, a HEAD and a GET of something stored are
-	// passed, and not counted.
-	// An upgraded connection is counted too: what goes through it may generate as
-	// well.
-	generates := build(r.Name, prefixMatch(r.Match.Prefix, headerMatches(":method", http.MethodPost), pathMatcher(generatingPath())), retryGenerating(chain))
-	other := build(r.Name+wire.RouteOther, prefixMatch(r.Match.Prefix), retryOther(chain))
+	// What is left when paths and methods that generate nothing are taken away. A
+	// preflight, a HEAD and a GET of something stored are passed, and not counted; SGLang
+	// takes a PUT for a POST. An upgraded connection is counted too: what goes through it
+	// may generate as well.
+	generates := build(r.Name, prefixMatch(r.Match.Prefix), retryGenerating(chain))
+	other := build(r.Name+wire.RouteOther, prefixMatch(r.Match.Prefix, otherPath()...), retryOther(chain))
 	if r.Match.Model != "" {
 		generates.Match.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
 		other.Match.DynamicMetadata = []*matcherv3.MetadataMatcher{modelIs(r.Match.Model)}
@@ -168,7 +168,10 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 	if r.ReadUser {
 		generates.TypedPerFilterConfig[filterUser] = readsUser(peekDigits)
 	}
-	out := []*routev3.Route{generates, upgrading(generates, r.Match.Prefix), other}
+	out := []*routev3.Route{other, upgrading(generates), matching(other, headerMatches(":method", idleMethods)), generates}
+	if r.Generates == fleet.GeneratesAll {
+		out = out[1:]
+	}
 	if r.Match.Connect {
 		c := build(r.Name+wire.RouteConnect, connectMatch(), retryOther(chain))
 		c.GetRoute().UpgradeConfigs = []*routev3.RouteAction_UpgradeConfig{{UpgradeType: "CONNECT", Enabled: wrapperspb.Bool(true)}}
@@ -215,11 +218,14 @@ func processing(r fleet.Route) *anypb.Any {
 
 // upgrading is a generating route for requests that ask for another protocol
 // (WebSocket). Envoy has taken the upgrade header out of all others by now.
-func upgrading(generates *routev3.Route, prefix string) *routev3.Route {
-	out := cloneRoute(generates)
-	metadata := out.GetMatch().GetDynamicMetadata()
-	out.Match = prefixMatch(prefix, isThere("upgrade"), pathMatcher(generatingPath()))
-	out.Match.DynamicMetadata = metadata
+func upgrading(generates *routev3.Route) *routev3.Route {
+	return matching(generates, isThere("upgrade"))
+}
+
+// matching is a route for those of its prefix and model whose headers are so.
+func matching(r *routev3.Route, headers ...*routev3.HeaderMatcher) *routev3.Route {
+	out := cloneRoute(r)
+	out.Match.Headers = headers
 	return out
 }
 
@@ -351,9 +357,34 @@ func connectMatch() *routev3.RouteMatch {
 	}}
 }
 
-// generatingPath is [fleet.Generates] as a regular expression on :path.
-func generatingPath() string {
-	return `[^?]*` + anyOf(fleet.GeneratingPaths()) + anyOf(fleet.GeneratingPathEnds()) + `*(?:\?.*)?`
+// idleMethods generate nothing. Servers that route by path alone may take any other for a
+// POST.
+const idleMethods = "GET|HEAD|OPTIONS|DELETE|TRACE|CONNECT"
+
+// otherPath holds for the paths of which [fleet.Generates] is false. There are several
+// expressions, since Envoy refuses one of more than 100 instructions
+// (re2.max_program_size.error_level).
+func otherPath() []*routev3.HeaderMatcher {
+	var out []*routev3.HeaderMatcher
+	for _, pattern := range generatingPaths() {
+		m := headerMatches(":path", pattern)
+		m.InvertMatch = true
+		out = append(out, m)
+	}
+	return out
+}
+
+// endingsEach is how many endings stand in one expression.
+const endingsEach = 6
+
+// generatingPaths are regular expressions on :path of which one holds where
+// [fleet.Generates] is true.
+func generatingPaths() []string {
+	var out []string
+	for endings := range slices.Chunk(fleet.GeneratingPaths(), endingsEach) {
+		out = append(out, `(?:[^?]*`+anyOf(endings)+`)?`+anyOf(fleet.GeneratingPathEnds())+`*(?:\?.*)?`)
+	}
+	return out
 }
 
 func anyOf(texts []string) string {
@@ -363,8 +394,6 @@ func anyOf(texts []string) string {
 	}
 	return `(?:` + strings.Join(quoted, "|") + `)`
 }
-
-func pathMatcher(pattern string) *routev3.HeaderMatcher { return headerMatches(":path", pattern) }
 
 // headerMatches holds when the whole value of a header matches.
 func headerMatches(name, pattern string) *routev3.HeaderMatcher {
@@ -486,10 +515,15 @@ func passBodiless(built []*routev3.Route, first fleet.Route) []*routev3.Route {
 	// routesOf builds both for every route.
 	generates := slices.IndexFunc(built, named(first.Name))
 	other := slices.IndexFunc(built, named(first.Name+wire.RouteOther))
-	upgrade, rest := upgrading(built[generates], first.Match.Prefix), cloneRoute(built[other])
-	upgrade.Match.DynamicMetadata = nil
-	rest.Match = prefixMatch(first.Match.Prefix, headerMatches(":method", "GET|HEAD|OPTIONS"))
-	return []*routev3.Route{upgrade, rest}
+	bodiless := headerMatches(":method", "GET|HEAD|OPTIONS")
+	out := []*routev3.Route{upgrading(built[generates]), matching(built[other], bodiless)}
+	if first.Generates != fleet.GeneratesAll {
+		out = append([]*routev3.Route{matching(built[other], append(otherPath(), bodiless)...)}, out...)
+	}
+	for _, r := range out {
+		r.Match.DynamicMetadata = nil
+	}
+	return out
 }
 
 func named(name string) func(*routev3.Route) bool {

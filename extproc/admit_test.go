@@ -61,10 +61,10 @@ func TestWhoAsks(t *testing.T) {
 	}{
 		{"authorization", fleet.ClientKeyAuthorization, func(m *message) { m.headers["authorization"] = "Bearer a" }, by(fleet.ClientKeyAuthorization, "Bearer a")},
 		{"no key configured", 0, func(m *message) { m.headers["authorization"] = "Bearer a" }, by(fleet.ClientKeyAuthorization, "Bearer a")},
-		{"API key", fleet.ClientKeyAuthorization, func(m *message) { m.headers["x-api-key"] = "k" }, by(fleet.ClientKeyAuthorization, "k")},
-		{"authorization before the API key", fleet.ClientKeyAuthorization, func(m *message) {
+		{"API key", fleet.ClientKeyAuthorization, func(m *message) { m.headers["x-api-key"] = "k" }, by(fleet.ClientKeyAuthorization, "Bearer k")},
+		{"authorization beside another API key", fleet.ClientKeyAuthorization, func(m *message) {
 			m.headers["x-api-key"], m.headers["authorization"] = "k", "Bearer a"
-		}, by(fleet.ClientKeyAuthorization, "Bearer a")},
+		}, address},
 		{"no credential", fleet.ClientKeyAuthorization, func(*message) {}, address},
 		{"empty credential", fleet.ClientKeyAuthorization, func(m *message) { m.headers["authorization"] = "" }, address},
 		{"text claim", fleet.ClientKeyJWT, func(m *message) { m.claims = map[string]any{"sub": "ann"} }, by(fleet.ClientKeyJWT, "ann")},

@@ -30,43 +30,21 @@ func (c *credential) add(value []byte) {
 	c.value = value
 }
 
-// by is what tells callers of that dialect apart, nil if nothing does. Servers of
-// the Anthropic API read one header or the other, or either: of two different
-// credentials one may be invented, and nothing tells which. It may use scratch.
-func (c *credentials) by(dialect fleet.Dialect, scratch []byte) []byte {
-	if dialect == fleet.DialectAnthropic && c.apiKey.value != nil {
-		if c.differ() {
-			return nil
-		}
-		return c.apiKey.sure()
+// by is what tells callers apart, nil if nothing does: the one credential that is shown.
+// Servers read one header or the other, or either: of two different credentials one may be
+// invented, and nothing tells which. It may use scratch.
+func (c *credentials) by(scratch []byte) []byte {
+	switch {
+	case c.authorization.ambiguous || c.apiKey.ambiguous:
+		return nil
+	case c.authorization.value == nil || isScheme(c.authorization.value):
+		return canonical(c.apiKey.value, scratch)
 	}
-	if shown := &c.authorization; shown.ambiguous || (shown.value != nil && !isScheme(shown.value)) {
-		return canonical(shown.sure(), scratch)
-	}
-	return c.apiKey.sure()
-}
-
-// differ reports whether both headers show a credential, and not the same.
-func (c *credentials) differ() bool {
-	shown := c.authorization.value
-	if c.authorization.ambiguous {
-		return true
-	}
-	if shown == nil || isScheme(shown) {
-		return false
-	}
-	if at := bytes.IndexAny(shown, " \t"); at >= 0 && isScheme(shown[:at]) {
-		shown = bytes.TrimLeft(shown[at:], " \t")
-	}
-	return !bytes.Equal(shown, c.apiKey.value)
-}
-
-// sure is the value if there is just one, else nil.
-func (c *credential) sure() []byte {
-	if c.ambiguous {
+	shown := canonical(c.authorization.value, scratch)
+	if c.apiKey.value != nil && !bytes.Equal(shown, canonical(c.apiKey.value, nil)) {
 		return nil
 	}
-	return c.value
+	return shown
 }
 
 // isScheme reports whether a value is the scheme alone, as clients without a key
@@ -81,15 +59,15 @@ var schemeBearer, schemeBasic = []byte("Bearer"), []byte("Basic")
 // 40 a request).
 var usualStart = []byte("Bearer ")
 
-// canonical is the one spelling of an authorization header's value, without white
-// space around it, that counts: servers read the scheme in any case (RFC 9110,
-// section 11.1) and any number of spaces behind it, and a client must not be a new
-// one by spelling it anew. The usual spelling, "Bearer sk-1", stays as it is, and
-// so does a value without a scheme; any other is written to scratch.
+// canonical is the one spelling of a credential, without white space around it, that
+// counts: servers read the scheme in any case (RFC 9110, section 11.1) and any number of
+// spaces behind it, some take a key without a scheme for a bearer's, and a client must not
+// be a new one by spelling it anew. The usual spelling, "Bearer sk-1", stays as it is; any
+// other is written to scratch.
 //
 // It is nil where there is more than one credential: Envoy joins several such
 // headers with a comma, which has no place in a scheme, nor in a credential of
-// these two (RFC 7617, RFC 6750).
+// these two (RFC 7617, RFC 6750), and where there is none.
 func canonical(value, scratch []byte) []byte {
 	if key, ok := bytes.CutPrefix(value, usualStart); ok && len(key) > 0 && key[0] != ' ' && key[0] != '\t' {
 		if bytes.IndexByte(key, ',') >= 0 {
@@ -108,7 +86,13 @@ func canonical(value, scratch []byte) []byte {
 	if isScheme(scheme) && bytes.IndexByte(rest, ',') >= 0 {
 		return nil
 	}
-	if len(rest) == 0 || (usual(scheme) && value[at] == ' ' && len(rest) == len(value)-at-1) {
+	if len(rest) == 0 {
+		if len(value) == 0 || isScheme(value) {
+			return nil
+		}
+		return append(append(scratch, usualStart...), value...)
+	}
+	if usual(scheme) && value[at] == ' ' && len(rest) == len(value)-at-1 {
 		return value
 	}
 	for i, c := range scheme {
@@ -147,7 +131,7 @@ func inUsualCase(i int, c byte) byte {
 // invented credential is a client of its own, with a share and a limit of its
 // own, until the upstream refuses it. Where that matters a route tells clients apart by a verified claim or a certificate.
 func (r *request) client(info *plan.RouteInfo) admission.Client {
-	var scratch [64]byte
+	var scratch [192]byte // keys of Anthropic have 108 bytes
 	if value := r.identity(info, scratch[:0]); len(value) > 0 {
 		key := info.ClientKey
 		if key == 0 {
@@ -170,7 +154,7 @@ func (r *request) identity(info *plan.RouteInfo, scratch []byte) []byte {
 	case fleet.ClientKeyAddress:
 		return networkOf(r.source, scratch)
 	}
-	return r.shown.by(info.Dialect, scratch)
+	return r.shown.by(scratch)
 }
 
 // networkBits is how much of an IPv6 address tells callers apart: a subscriber has

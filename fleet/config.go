@@ -76,7 +76,7 @@ type ClientKey uint8
 
 // Client keys.
 const (
-	ClientKeyAuthorization ClientKey = iota + 1 // SHA-256 of authorization, else of x-api-key
+	ClientKeyAuthorization ClientKey = iota + 1 // SHA-256 of the credential in authorization or x-api-key
 	ClientKeyJWT                                // a claim of a token that Envoy has verified
 	ClientKeyMTLS                               // the URI SAN, else the subject, of the caller's certificate
 	ClientKeyAddress                            // the caller's IP address, of IPv6 its /64
@@ -119,10 +119,10 @@ type Limit struct {
 type LimitClient struct {
 	// ID is "sha256:" and the 64 hex digits of the credential's hash, or the first 32
 	// of them, a claim's value, a SAN or subject, or an address, by Limit.Key. The
-	// credential is the value of
-	// x-api-key, or that of authorization in its usual spelling: the scheme with a
-	// capital first letter and none behind, one space, the rest as sent ("Bearer
-	// sk-1"); callers that spell it otherwise are the same client.
+	// credential is the value of authorization in its usual spelling: the scheme with a
+	// capital first letter and none behind, one space, the rest as sent ("Bearer sk-1").
+	// Callers that spell it otherwise, leave Bearer away or send it as x-api-key are the
+	// same client.
 	ID          string
 	Requests    Rate
 	Tokens      Rate
@@ -434,6 +434,9 @@ type Route struct {
 	// ReadUser makes the body's "user" the session where neither
 	// x-session-affinity nor prompt_cache_key is given. It stands in log entries.
 	ReadUser bool
+	// Generates says which requests make the model generate: those are limited, shed and
+	// sent along the chain.
+	Generates GeneratingRequests
 	// OnFailure says what becomes of requests while ext_proc is dead, when
 	// nobody counts limits.
 	OnFailure OnFailure
@@ -471,6 +474,16 @@ type OnFailure uint8
 const (
 	FailOpen   OnFailure = iota + 1 // requests pass, unlimited
 	FailClosed                      // requests are answered 503
+)
+
+// GeneratingRequests says which requests of a route make its model generate tokens, of
+// those with another method than GET, HEAD, OPTIONS, DELETE or TRACE, and of upgrades.
+type GeneratingRequests uint8
+
+// Choices of GeneratingRequests.
+const (
+	GeneratesPaths GeneratingRequests = iota + 1 // those of which [Generates] is true
+	GeneratesAll                                 // all of them
 )
 
 // Oversize says what becomes of a request that asks for too much.

@@ -89,7 +89,7 @@ func TestDefaults(t *testing.T) {
 			Name: "chat", Match: Match{Prefix: "/v1"}, Dialect: DialectOpenAI,
 			Strategy: StrategyDynamic, ClientStrategy: ClientStrategyHonor, Affinity: AffinitySession,
 			DefaultMaxTokens: 512, Split: Split{{"vllm", 1}}, RetryBody: 8 << 20, MaxBody: 64 << 20,
-			OnFailure: FailOpen, Class: ClassInteractive, FairShare: true, Oversize: OversizeRefuse, NoRoom: OversizePass, Unread: OversizePass, RetryFields: RetryFieldsFixed,
+			OnFailure: FailOpen, Class: ClassInteractive, FairShare: true, Generates: GeneratesPaths, Oversize: OversizeRefuse, NoRoom: OversizePass, Unread: OversizePass, RetryFields: RetryFieldsFixed,
 		}},
 		Digest: c.Digest,
 	}

@@ -5,20 +5,20 @@ import "strings"
 // generatingPaths are the path endings that make a model generate tokens: those of
 // the APIs of OpenAI (/completions stands for /chat/completions too; /realtime is
 // that of the Realtime API, which speaks over a WebSocket) and Anthropic, and those
-// that model servers have beside them: /generate of SGLang, TGI and Ollama, TGI's
+// that model servers have beside them: vLLM's /chat/completions/batch, /generate of
+// SGLang, TGI and Ollama (generate: SGLang's /vertex_generate too), TGI's
 // /generate_stream, /invocations of SageMaker's contract, which vLLM and TGI serve
-// too, and Ollama's /api/chat.
+// too, /api/chat of Ollama and /v2/chat of Cohere, /completion and /infill of
+// llama.cpp. TGI also generates on /.
 // Requests to any other path (/v1/models, /v1/embeddings, …) are passed: never
-// limited nor shed, and retried only where nothing was sent.
-//
-// Envoy refuses a regular expression of more than 100 instructions
-// (re2.max_program_size.error_level); the one that is made of these is close to it.
+// limited nor shed, and retried only where nothing was sent; but see
+// [Route.Generates].
 var generatingPaths = []string{
-	"/completions", "/messages", "/responses", "/realtime",
-	"/generate", "/generate_stream", "/invocations", "/api/chat",
+	"/completions", "/completions/batch", "/messages", "/responses", "/realtime",
+	"generate", "/generate_stream", "/invocations", "/chat", "/completion", "/infill",
 }
 
-// GeneratingPaths returns the path endings of [Generates].
+// GeneratingPaths returns the path endings of [Generates], but for the empty path.
 func GeneratingPaths() []string { return append([]string(nil), generatingPaths...) }
 
 // pathEnds are what may follow a generating path's ending without making it
@@ -36,7 +36,9 @@ func GeneratingPathEnds() []string { return append([]string(nil), pathEnds...) }
 // do: without dot segments, doubled slashes and needless escapes.
 func Generates(path string) bool {
 	path, _, _ = strings.Cut(path, "?")
-	path = trimEnds(path)
+	if path = trimEnds(path); path == "" {
+		return true
+	}
 	for _, end := range generatingPaths {
 		if strings.HasSuffix(path, end) {
 			return true

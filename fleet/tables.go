@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"math"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -73,7 +74,7 @@ func redisFields(r *Redis) []field {
 		{name: "database", preset: "0", value: whole(&r.Database, 0, 1024)},
 		{name: "tls", doc: "Encrypt the connection.", preset: "false", value: boolean(&r.TLS)},
 		{name: "ca", doc: "PEM file of the server's authority; absent: the system's.", value: file(&r.CA)},
-		{name: "deadline", doc: "Bounds one question to the server.", preset: "5ms", value: duration(&r.Deadline, time.Millisecond, time.Second)},
+		{name: "deadline", doc: "Bounds one question to the server. Envoy waits 200 ms for a decision, of which a request may be held for 60.", preset: "5ms", value: duration(&r.Deadline, time.Millisecond, 100*time.Millisecond)},
 		{name: "onError", doc: "While it does not answer: local (each replica admits its part of the limit), open (everything passes), closed (nothing does).", preset: "local", value: choice(&r.OnError, nil, "local", "open", "closed")},
 		{name: "replicas", doc: "How many processes share the limits; serve.shard 0 … replicas−1 says which part is whose.", required: true, value: whole(&r.Replicas, 1, 1000)},
 	}
@@ -82,7 +83,7 @@ func redisFields(r *Redis) []field {
 func limitFields(l *Limit) []field {
 	return []field{
 		{name: "name", doc: "Names the limit in metrics and logs. Default: limit-1, limit-2, … by place.", value: nameOf(&l.Name)},
-		{name: "key", doc: "What tells clients apart: the hash of authorization (else x-api-key; the other way round on routes of the Anthropic dialect, where a request with two different ones counts by its address), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
+		{name: "key", doc: "What tells clients apart: the hash of the credential in authorization or x-api-key (a request with two different ones counts by its address), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
 		{name: "claim", doc: "The claim's name, with key jwt.", value: label(&l.Claim)},
 		{name: "routes", doc: "Routes it counts for; absent: all that no other limit names.", value: list(&l.Routes, 0, maxNamed, reference)},
 		{name: "requests", doc: "Requests per window, such as 600/min.", value: rate(&l.Requests)},
@@ -94,7 +95,7 @@ func limitFields(l *Limit) []field {
 
 func limitClientFields(c *LimitClient) []field {
 	return []field{
-		{name: "id", doc: "By key: sha256: and the 64 hex digits of the authorization value's hash, or the first 32, as fairlead clients shows them; the claim's value; the certificate's URI SAN or subject; the address.", required: true, value: label(&c.ID)},
+		{name: "id", doc: "By key: sha256: and the 64 hex digits of the hash of what authorization holds (Bearer sk-1, also where the key is sent without Bearer or as x-api-key), or the first 32, as fairlead clients shows them; the claim's value; the certificate's URI SAN or subject; the address.", required: true, value: label(&c.ID)},
 		{name: "requests", doc: "Absent: the limit's.", value: rate(&c.Requests)},
 		{name: "tokens", doc: "Absent: the limit's.", value: rate(&c.Tokens)},
 		{name: "concurrency", doc: "Absent: the limit's.", value: whole(&c.Concurrency, 1, 1_000_000)},
@@ -247,6 +248,7 @@ func routeFields(r *Route) []field {
 		{name: "maxBody", doc: "The largest body accepted.", preset: "64MiB", value: size(&r.MaxBody, 1, 1<<30)},
 		{name: "skipBody", doc: "Do not look for max_tokens and the like in the body: only headers count.", preset: "false", value: boolean(&r.SkipBody)},
 		{name: "readUser", doc: "Take the body's user for the session where nothing else names one. It stands in log entries.", preset: "false", value: boolean(&r.ReadUser)},
+		{name: "generates", doc: "Which requests make the model generate and are limited, of those with another method than GET, HEAD, OPTIONS, DELETE or TRACE: paths (whose path is / or ends as those of the common APIs: " + strings.Join(generatingPaths, ", ") + ") or all. Others pass without limits.", preset: "paths", value: choice(&r.Generates, nil, "paths", "all")},
 		{name: "onFailure", doc: "While ext_proc is dead and nobody counts limits: open lets requests pass, closed answers those that generate with 503.", preset: "open", value: choice(&r.OnFailure, nil, "open", "closed")},
 		{name: "class", doc: "How urgent its requests are; a caller may lower it by x-request-class: batch.", preset: "interactive", value: choice(&r.Class, nil, "interactive", "batch")},
 		{name: "fairShare", doc: "Keep a client from more than its share of a pool that is full.", preset: "true", value: boolean(&r.FairShare)},

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -624,38 +625,73 @@ routes:
 // TestWhatDoesNotGenerateIsNeverLimited: lists of models, preflights and checks
 // pass beside a limit that is used up.
 func TestWhatDoesNotGenerateIsNeverLimited(t *testing.T) {
+	const route = `
+  - { name: chat, match: { prefix: / }, dialect: openai, pool: a }`
+	idle := []string{"OPTIONS " + chatPath, "HEAD " + chatPath, "GET " + chatPath, "DELETE " + chatPath, "GET /v1/models", "HEAD /healthz", "GET /healthz", "GET /"}
+	others := []string{"POST /v1/files", "PUT /v1/files", "POST /v1/embeddings", "POST /v1/audio/transcriptions"}
+	generate := []string{"POST /v1/chat/completions/batch", "PUT /generate", "POST /vertex_generate", "POST /", "POST /v1/responses/", "PATCH /v1/messages", "POST /completion"}
+	limitedAre(t, route, slices.Concat(idle, others), generate)
+	t.Run("all", func(t *testing.T) {
+		limitedAre(t, strings.Replace(route, "pool: a", "pool: a, generates: all", 1), idle, slices.Concat(others, generate))
+	})
+	t.Run("by model", func(t *testing.T) {
+		of := func(model string) string {
+			return fmt.Sprintf(`
+  - { name: %s, match: { prefix: /, model: %s }, dialect: openai, pool: a }`, model, model)
+		}
+		limitedAre(t, of("m")+of("n"), slices.Concat(idle, others), generate)
+	})
+}
+
+// limitedAre has requests go to routes whose client has used up its limit.
+func limitedAre(t *testing.T, routes string, passed, limited []string) {
+	t.Helper()
 	m := newModelServer(t)
 	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{}`) }))
+	names := "chat"
+	if !strings.Contains(routes, names) {
+		names = "m, n"
+	}
 	s := startServed(t, fmt.Sprintf(`groups:
-  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+  - { name: edge, listener: { address: LISTEN }, routes: [ %s ] }
 pools:
   - { name: a, endpoints: [ { address: %q } ] }
-routes:
-  - { name: chat, match: { prefix: / }, dialect: openai, pool: a }
+routes:%s
 limits:
   - { name: daily, requests: 1/day }
-`, m.addr()))
-	if r := s.post(t, chatPath, `{"max_tokens":4}`); r.status != http.StatusOK {
+`, names, m.addr(), routes))
+	const body = `{"max_tokens":4,"model":"m"}`
+	if r := s.post(t, chatPath, body); r.status != http.StatusOK {
 		t.Fatalf("the day's only request: status %d: %s", r.status, r.body)
 	}
-	refused := s.post(t, chatPath, `{"max_tokens":4}`)
+	refused := s.post(t, chatPath, body)
 	expectRefusal(t, refused, fleet.DialectOpenAI)
 	// Nobody can wait for tomorrow.
 	expectHeader(t, refused, "X-Should-Retry", "false")
 	expectHeader(t, refused, "X-Ratelimit-Remaining", "0")
-	for _, row := range [][2]string{{http.MethodOptions, chatPath}, {http.MethodHead, chatPath}, {http.MethodGet, "/v1/models"}, {http.MethodPost, "/v1/files"}, {http.MethodHead, "/healthz"}, {http.MethodGet, "/healthz"}} {
-		request, err := http.NewRequestWithContext(t.Context(), row[0], "http://"+s.listen+row[1], nil)
+	for i, row := range slices.Concat(passed, limited) {
+		method, path, _ := strings.Cut(row, " ")
+		var sent io.Reader
+		if method != http.MethodOptions && method != http.MethodHead && method != http.MethodGet {
+			sent = strings.NewReader(body)
+		}
+		request, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.listen+path, sent)
 		if err != nil {
 			t.Fatal(err)
 		}
+		request.Header.Set("content-type", "application/json")
 		response, err := s.with.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, _ = io.Copy(io.Discard, response.Body)
 		_ = response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			t.Errorf("%s %s: status %d", row[0], row[1], response.StatusCode)
+		want := http.StatusOK
+		if i >= len(passed) {
+			want = http.StatusTooManyRequests
+		}
+		if response.StatusCode != want {
+			t.Errorf("%s: status %d; want %d", row, response.StatusCode, want)
 		}
 	}
 }

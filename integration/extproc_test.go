@@ -706,12 +706,15 @@ func TestExtProcClassesEverySpellingOfAPath(t *testing.T) {
 		{"/v1/chat/completions%2F", "/v1/chat/completions/", true},
 		{"/v1/chat/completions%0a", "", true},
 		{"/v1/messages/", "", true},
+		{"/v1/chat/completions/batch", "", true},
+		{"/v1/chat/completions%2Fbatch", "/v1/chat/completions/batch", true},
+		{"/v1/chat/completions/batches", "", false},
 		{"/v1/message%73", "/v1/messages", true},
 		// No server decodes these to a generating path.
 		{"/v1/chat/completion%2573", "", false},
 		{"/v1/chat%252Fcompletions", "", false},
 		{"/v1/chat/completions%20", "", false},
-		{"/v1/chat/completions/..", "/v1/chat/", false},
+		{"/v1/responses/..", "/v1/", false},
 		{"/v1/models/org%2Fmodel", "/v1/models/org/model", false},
 		{"/v1/files/a%20b", "", false},
 	} {

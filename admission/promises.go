@@ -1,0 +1,56 @@
+package admission
+
+import "time"
+
+// promises are the slots that a client was given for one of its rates: in the windows to
+// come as much of each as the limit lets in, in the order in which they were asked for.
+type promises struct {
+	// next is when the window begins that comes next, as of the last refusal.
+	next time.Duration
+	// window is when the one begins in which the last slot lies, of which taken is
+	// promised, to n requests. last is that slot.
+	window, last time.Duration
+	taken        int64
+	n            int
+	// due is how many slots of the window that runs may still be used.
+	due int
+}
+
+// roll follows the windows, and reports whether a request that is refused comes too early:
+// it was tried before (again), and no slot is due that might be its own. Such a one keeps
+// the last slot: else one worker that asks all the time would promise the windows away
+// that its siblings wait for.
+func (p *promises) roll(begins, window time.Duration, again bool) (early bool) {
+	const part = 2 // clocks of Redis and here may differ by less than half a window
+	if begins-p.next > window/part {
+		p.due = 0
+		if ran := begins - window - p.window; -window/part < ran && ran < window/part {
+			p.due = p.n
+		}
+		p.next = begins
+	}
+	if p.n == 0 || p.window < begins-window/part {
+		p.window, p.last, p.taken, p.n = begins, 0, 0, 0
+	}
+	if !again || p.n == 0 {
+		return false
+	}
+	if p.due > 0 {
+		p.due--
+		return false
+	}
+	return true
+}
+
+// promise gives a slot, no earlier than opens, to a request that takes so much of a window,
+// and as far from the window's begin as what was promised before takes of it.
+func (p *promises) promise(opens time.Duration, q Quota, cost int64) time.Duration {
+	limit, cost := max(1, q.Limit), max(1, cost)
+	for p.taken > 0 && p.taken+cost > limit || p.window+q.Window <= opens && q.Window > 0 {
+		p.window, p.taken, p.n = p.window+q.Window, 0, 0
+	}
+	p.last = max(opens, p.window+time.Duration(float64(q.Window)*float64(p.taken)/float64(limit)))
+	p.taken += min(cost, limit)
+	p.n++
+	return p.last
+}
