@@ -144,7 +144,9 @@ type gate struct {
 	holds    int      // that have begun and not ended
 	// full is for how many asks there is no place; then verdict counts.
 	full int
-	why  admission.Reason // for which; 0 is ReasonShare
+	// whyIn is why there is none in a pool, if not why.
+	whyIn map[string]admission.Reason
+	why   admission.Reason // for which; 0 is ReasonShare
 	// waits are the waits that are told for pools, by name; it was asked for waited.
 	waits  map[string]time.Duration
 	waited []string
@@ -154,7 +156,7 @@ func (g *gate) Admit(a *admission.Ask) admission.Verdict {
 	g.asked = append(g.asked, *a)
 	if g.full > 0 {
 		g.full--
-		why := cmp.Or(g.why, admission.ReasonShare)
+		why := cmp.Or(g.whyIn[a.Pool], g.why, admission.ReasonShare)
 		if a.Hold {
 			return admission.Verdict{Reason: why, Held: true, Standing: g.verdict.Standing}
 		}

@@ -88,7 +88,7 @@ func (s *Service) find(c *call, at time.Time) {
 	if v := &c.verdict; v.decision.Action == plan.ActionRefuse || byPool(v.admit.Reason) {
 		s.await(c)
 	}
-	if !s.hold(c, at) {
+	if c.keptOut || !s.hold(c, at) {
 		s.settle(c, s.o.Now())
 	}
 }
@@ -156,6 +156,7 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 		v.decision = plan.Decision{Action: plan.ActionRefuse, Reason: plan.ReasonUnread, Arm: v.class.Arm}
 		return true
 	}
+	c.keptOut = true
 	for {
 		v.admit = admission.Verdict{}
 		s.place(v, at)
@@ -163,6 +164,7 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 			return true
 		}
 		if v.decision.Action == plan.ActionRefuse {
+			c.keptOut = false
 			if v.decision.Reason != plan.ReasonAllBusy {
 				s.enter(c, at, false)
 				return true
@@ -175,6 +177,7 @@ func (s *Service) attempt(c *call, at time.Time) (answered bool) {
 		if !s.enter(c, at, true) {
 			return true
 		}
+		c.keptOut = c.keptOut && v.admit.Reason == admission.ReasonServerLimit
 		past, further := v.plan.Further(v.class, &v.decision)
 		if !further || !byPool(v.admit.Reason) {
 			return false

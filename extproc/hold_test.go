@@ -429,7 +429,8 @@ func TestWhoIsNotHeld(t *testing.T) {
 				h.each[i].Store(heldEach)
 			}
 		},
-		"nobody is held": func(w *world, _ *gate, _ *Held) { w.o.Held = nil },
+		"nobody is held":                        func(w *world, _ *gate, _ *Held) { w.o.Held = nil },
+		"a server told its client to stay away": func(_ *world, g *gate, _ *Held) { g.why = admission.ReasonServerLimit },
 		"no word on places": func(_ *world, g *gate, _ *Held) {
 			g.full, g.verdict = 0, admission.Verdict{Reason: admission.ReasonTokens}
 		},
@@ -449,6 +450,26 @@ func TestWhoIsNotHeld(t *testing.T) {
 			}
 			if h.all.Load() != before {
 				t.Errorf("%s: %d are held, %d before", what, h.all.Load(), before)
+			}
+		})
+	}
+}
+
+// TestWhoIsKeptOutOfSomePoolsIsHeldForAnother, in which a place may come free.
+func TestWhoIsKeptOutOfSomePoolsIsHeldForAnother(t *testing.T) {
+	for _, away := range []string{"h100", "a100"} {
+		synctest.Test(t, func(t *testing.T) {
+			w, g := gated(t, func(in *plan.Inputs, o *Options) {
+				o.Held, in.Routes[0].Split, in.Routes[0].Fallback = &Held{}, []string{"h100"}, []string{"a100"}
+			})
+			g.full, g.whyIn = 4, map[string]admission.Reason{away: admission.ReasonServerLimit}
+			began := time.Now()
+			w.exchange(t, chat(map[string]string{}).proto())
+			if took := time.Since(began); took != 2*holdStep {
+				t.Errorf("kept out of %s: held for %v; want it in with the second step", away, took)
+			}
+			if last := w.lastEvent(); !last.Held || last.Action != plan.ActionSteer {
+				t.Errorf("kept out of %s: %+v", away, last)
 			}
 		})
 	}

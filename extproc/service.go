@@ -187,6 +187,9 @@ type call struct {
 	// stream is the call's own; left is true when it ended while the request was held.
 	stream stream
 	left   bool
+	// keptOut is true when each pool of the chain keeps the client out for its server's own
+	// word: a moment changes nothing.
+	keptOut bool
 	// answered is true once the phase's message has its answer.
 	answered bool
 }

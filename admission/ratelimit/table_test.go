@@ -233,3 +233,27 @@ func TestTableHoldsUnderConcurrentEviction(t *testing.T) {
 		}
 	}
 }
+
+// TestAWindowIsNotHandedOutTwiceWhenTheClockGoesBack: what was counted in it has been
+// forgotten, so the one that the clock had reached counts.
+func TestAWindowIsNotHandedOutTwiceWhenTheClockGoesBack(t *testing.T) {
+	m := newEmbedded(shards)
+	r := requests(1, time.Minute)
+	a := client("a")
+	expect(t, m.Reserve(a, r, 0, start), admission.ReasonAdmitted, 0)
+	later := start.Add(2 * time.Minute)
+	for i := range 1000 { // makes room in every shard
+		m.Reserve(client(fmt.Sprint(i)), r, 0, later)
+	}
+	admitted := 0
+	for range 3 {
+		for _, at := range []time.Time{start, later} {
+			if m.Reserve(a, r, 0, at).Admitted {
+				admitted++
+			}
+		}
+	}
+	if admitted > 1 {
+		t.Errorf("%d admitted of 1 a minute, in the window that the clock had reached", admitted)
+	}
+}

@@ -489,6 +489,28 @@ func TestOneClientsRequestsFailNobody(t *testing.T) {
 	}
 }
 
+// TestALoneClientsRequestsShowWhatFails, since there are no others that would be shut out.
+func TestALoneClientsRequestsShowWhatFails(t *testing.T) {
+	lone, other := admission.Client{1}, admission.Client{2}
+	for _, beside := range []bool{false, true} {
+		v := newViewed(t, twoServers())
+		now := time.Now()
+		hear := func(cause fleet.Cause, of admission.Client) {
+			v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Cause: cause, Endpoint: v.key(0), At: now}, of)
+		}
+		if beside {
+			hear(fleet.CauseOK, other)
+		}
+		for range failStreak {
+			hear(fleet.CauseReset, lone)
+		}
+		in, _ := v.step(now)
+		if got := in.Pools[0].Endpoints[0].Failing; got == beside {
+			t.Errorf("another was served %v: failing %v", beside, got)
+		}
+	}
+}
+
 // TestPeopleSeeWhatFails: beside what is closed.
 func TestPeopleSeeWhatFails(t *testing.T) {
 	row := admin.Pool{Endpoints: make([]admin.Endpoint, 2)}

@@ -507,6 +507,65 @@ func TestRequestsOfSidecarsThatLeftEndInLedgerAndGate(t *testing.T) {
 	}
 }
 
+// TestLogsThatEndShortenWhatTheGateCounts: a heartbeat's lease is longer than the grace of a
+// log that is gone.
+func TestLogsThatEndShortenWhatTheGateCounts(t *testing.T) {
+	r := newRuns(t, Options{})
+	r.now = time.Now() // graces begin now
+	r.observeXDS(xds.Event{Kind: xds.EventConnect, Node: "n"})
+	for _, node := range []string{"n", "other"} {
+		r.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: node})
+	}
+	for range 2 * fleet.BurstLevels { // requests take a second, as is known then
+		id := r.enter(t)
+		for _, kind := range []fleet.OutcomeKind{fleet.AttemptStarted, fleet.AttemptEnded, fleet.RequestEnded} {
+			r.outcome(fleet.Outcome{Kind: kind, Node: "n", ID: id, Attempt: 1, Endpoint: gpu, Cause: fleet.CauseOK, Code: 200, Duration: time.Second, At: r.now})
+		}
+		r.pass(50 * time.Millisecond)
+	}
+	id := r.enter(t)
+	for _, kind := range []fleet.OutcomeKind{fleet.AttemptStarted, fleet.Heartbeat} {
+		r.outcome(fleet.Outcome{Kind: kind, Node: "n", ID: id, Attempt: 1, Endpoint: gpu, At: r.now})
+	}
+	r.logsEnded("n")
+	begin := time.Now()
+	for _, row := range []struct {
+		after time.Duration
+		want  int
+	}{{10 * time.Second, 1}, {16 * time.Second, 0}} {
+		r.now = begin
+		r.pass(row.after)
+		if got := r.gate.Counters().Claims; got != row.want {
+			t.Errorf("the gate counts %v %v after its log ended; want %v", got, row.after, row.want)
+		}
+	}
+}
+
+// TestNobodyIsHeldForALogThatNobodySends, of which no end of a request can be learned.
+func TestNobodyIsHeldForALogThatNobodySends(t *testing.T) {
+	for _, logs := range []bool{true, false} {
+		r := newRuns(t, Options{})
+		if logs {
+			r.observeLog(accesslog.Event{Kind: accesslog.EventStreamBegan, Node: "n"})
+		}
+		r.pass(bucket)
+		refused := 0
+		for i := 0; refused == 0 && i < 5000; i++ {
+			r.decide(t, fmt.Sprint("request-", i))
+			if i%50 == 0 {
+				refused = r.series(t, "fairlead_requests_total", "reason")["all_busy"]
+			}
+		}
+		held := 0
+		for _, n := range r.series(t, "fairlead_requests_held_total", "result") {
+			held += n
+		}
+		if refused == 0 || (held > 0) != logs {
+			t.Errorf("logs arrive %v: %d refused, %d were held", logs, refused, held)
+		}
+	}
+}
+
 // TestHeapIsTunedOnlyWhereItIsWanted: a program that embeds serve keeps its own
 // GC percentage.
 func TestHeapIsTunedOnlyWhereItIsWanted(t *testing.T) {
