@@ -1,30 +1,44 @@
 package admission
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
-// away is until when a client is to stay away from a pool, by a server's own word.
+// away is until when a client is to stay away from a pool, by a server's own word, which
+// took so long.
 type away struct {
-	pool  *pool
-	until time.Duration
-	// asked: one of its requests entered since then.
-	asked bool
+	pool        *pool
+	until, took time.Duration
+	// asked is when one of its requests entered to ask whether the server takes it, 0 if
+	// none did.
+	asked time.Duration
+	// lets is whether one may ask already: an answer of the client ended, and the server may
+	// limit how many it has.
+	lets bool
 }
 
-// asksFirst is for how long after that one of its requests alone asks: by then a log entry
-// tells whether the server wants none yet. It is as long as the word is taken for sooner
-// than it was meant, so that who comes when the server said waits for nobody.
-const asksFirst = 150 * time.Millisecond
+const (
+	// asksFirst is for how long after that time one of its requests alone asks, from when it
+	// enters and beside twice what the refusal before took: by then a log entry tells whether
+	// the server wants none yet.
+	asksFirst = 150 * time.Millisecond
+	// asksOnce is for how long after that time it is waited for one that asks.
+	asksOnce = time.Minute
+	// longestRefusal bounds how long the next refusal is waited for.
+	longestRefusal = 5 * time.Second
+)
 
 // mostAway bounds the pools that a client is told to stay away from at a time.
 const mostAway = 16
 
 // TurnAway keeps a client out of a pool for so long from then on: a server there has told
-// it alone to stay away, as providers do that limit each key. Its requests go to the next
+// it alone to stay away, which took so long, as providers do that limit each key. Its requests go to the next
 // pool of their chain, or are refused (ReasonServerLimit). Envoy would send them on too,
 // after an attempt in vain, but beside the next pool's limits. After that time one of them
 // enters first. Clients that share one place of the table, for which it had no room, are
 // not kept out.
-func (g *Gate) TurnAway(of Client, pool string, wait time.Duration, at time.Time) {
+func (g *Gate) TurnAway(of Client, pool string, wait, took time.Duration, at time.Time) {
 	p := g.settings.Load().pools[pool]
 	if p == nil || wait <= 0 {
 		return
@@ -33,22 +47,22 @@ func (g *Gate) TurnAway(of Client, pool string, wait time.Duration, at time.Time
 	c := g.clients.lock(of, now)
 	defer c.mu.Unlock()
 	if !c.shared {
-		c.turnAway(p, now, now+wait)
+		c.turnAway(p, now, now+wait, min(max(0, took), longestRefusal))
 	}
 }
 
-func (c *client) turnAway(p *pool, now, until time.Duration) {
+func (c *client) turnAway(p *pool, now, until, took time.Duration) {
 	kept := c.aways[:0]
 	for _, a := range c.aways {
 		switch {
 		case a.pool == p:
 			until = max(until, a.until)
-		case a.until+asksFirst > now:
+		case a.until+asksOnce > now:
 			kept = append(kept, a)
 		}
 	}
 	if c.aways = kept; len(kept) < mostAway {
-		c.aways = append(kept, away{pool: p, until: until})
+		c.aways = append(kept, away{pool: p, until: until, took: took})
 	}
 }
 
@@ -56,18 +70,37 @@ func (c *client) turnAway(p *pool, now, until time.Duration) {
 func (c *client) awayFrom(p *pool) time.Duration {
 	a := c.toldBy(p)
 	switch {
-	case a == nil:
+	case a == nil || a.lets:
 		return 0
-	case a.asked:
-		return a.until + asksFirst
+	case a.asked > 0:
+		return max(a.until, a.asked+asksFirst+2*a.took)
 	}
 	return a.until
 }
 
 // asks notes that a request of the client enters a pool.
 func (c *client) asks(p *pool, now time.Duration) {
-	if a := c.toldBy(p); a != nil && now < a.until+asksFirst {
-		a.asked = true
+	if a := c.toldBy(p); a != nil && (a.lets || a.asked < a.until && now < a.until+asksOnce) {
+		a.asked, a.lets = max(now, 1), false
+	}
+}
+
+// welcome takes that a request was answered well. If it asked for a client that was to stay
+// away, that need not any more; else one may ask.
+func (k *claim) welcome(now time.Duration) {
+	c := k.client
+	if k.lapsed {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := c.toldBy(k.pool)
+	switch {
+	case a == nil:
+	case a.asked > 0 && k.began >= a.asked:
+		c.aways = slices.DeleteFunc(c.aways, func(a away) bool { return a.pool == k.pool })
+	case now < a.until:
+		a.lets = true
 	}
 }
 

@@ -13,9 +13,9 @@ func TestWhoAServerTurnedAwayStaysOut(t *testing.T) {
 	cfg := config()
 	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 10, Endpoints: make([]fleet.Endpoint, 1)})
 	w := newWorld(cfg, 100, nil)
-	w.TurnAway(named("a"), "p", 20*time.Second, w.clock.now())
-	w.TurnAway(named("a"), "p", 5*time.Second, w.clock.now()) // says less
-	w.TurnAway(named("a"), "none", time.Hour, w.clock.now())
+	w.TurnAway(named("a"), "p", 20*time.Second, 0, w.clock.now())
+	w.TurnAway(named("a"), "p", 5*time.Second, 0, w.clock.now()) // says less
+	w.TurnAway(named("a"), "none", time.Hour, 0, w.clock.now())
 	try := func(who, pool string, enters bool) Verdict {
 		t.Helper()
 		a := w.ask(who)
@@ -54,7 +54,7 @@ func TestWhoAServerTurnedAwayStaysOut(t *testing.T) {
 // TestACrowdThatIsKeptOutComesBackInTurn: not all at the moment that the server named.
 func TestACrowdThatIsKeptOutComesBackInTurn(t *testing.T) {
 	w := newWorld(config(), 8, nil)
-	w.TurnAway(named("a"), "p", 10*time.Second, w.clock.now())
+	w.TurnAway(named("a"), "p", 10*time.Second, 0, w.clock.now())
 	last, retries := time.Duration(0), 0
 	for range 40 {
 		a := w.ask("a")
@@ -72,27 +72,117 @@ func TestACrowdThatIsKeptOutComesBackInTurn(t *testing.T) {
 // server wants none yet.
 func TestOneOfWhomAServerTurnedAwayAsksFirst(t *testing.T) {
 	w := newWorld(config(), 100, nil)
-	w.TurnAway(named("a"), "p", 10*time.Second, w.clock.now())
+	w.TurnAway(named("a"), "p", 10*time.Second, 0, w.clock.now())
 	enter := func(want bool) {
 		t.Helper()
 		a := w.ask("a")
 		v := w.Admit(&a)
-		if v.Admitted != want || !want && (v.Reason != ReasonServerLimit || v.Refusal.RetryAfter > 5*time.Second) {
+		if v.Admitted != want || !want && (v.Reason != ReasonServerLimit || v.Refusal.RetryAfter > 15*time.Second) {
 			t.Errorf("it is told %+v", v)
 		}
 	}
 	w.clock.advance(10 * time.Second)
 	enter(true)
 	enter(false)
-	w.TurnAway(named("a"), "p", 10*time.Second, w.clock.now()) // in vain
+	w.TurnAway(named("a"), "p", 10*time.Second, 0, w.clock.now()) // in vain
 	w.clock.advance(10 * time.Second)
 	enter(true)
 	enter(false)
 	w.clock.advance(asksFirst)
 	enter(true)
 	enter(true)
-	w.TurnAway(named("a"), "p", 10*time.Second, w.clock.now())
-	w.clock.advance(10*time.Second + asksFirst) // when the server said
+	w.TurnAway(named("a"), "p", 10*time.Second, time.Second, w.clock.now())
+	w.clock.advance(20 * time.Second) // also when it comes later
+	enter(true)
+	enter(false)
+	w.clock.advance(2 * time.Second) // its refusals take a second
+	enter(false)
+	w.clock.advance(asksFirst)
+	enter(true)
+	enter(true)
+	w.TurnAway(named("a"), "p", 10*time.Second, time.Hour, w.clock.now())
+	w.clock.advance(10 * time.Second)
+	enter(true)
+	w.clock.advance(2*longestRefusal + asksFirst)
+	enter(true)
+	w.TurnAway(named("a"), "p", 10*time.Second, time.Minute, w.clock.now())
+	w.clock.advance(10 * time.Second)
+	asks := w.ask("a")
+	w.Admit(&asks)
+	enter(false)
+	w.clock.advance(asksFirst)
+	enter(false)
+	w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: asks.ID, Cause: fleet.CauseOK, Code: 200, Attempt: 1, At: w.clock.now()})
+	enter(true)
+	enter(true)
+	before := w.ask("a")
+	w.Admit(&before)
+	w.TurnAway(named("a"), "p", 10*time.Second, time.Minute, w.clock.now())
+	w.clock.advance(10 * time.Second)
+	enter(true)
+	w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: before.ID, Cause: fleet.CauseOK, Code: 200, Attempt: 1, At: w.clock.now()})
+	enter(false) // that one shows nothing of now
+	w.TurnAway(named("a"), "p", 10*time.Second, time.Second, w.clock.now())
+	w.clock.advance(10*time.Second + asksOnce) // it is another time then
+	enter(true)
+	enter(true)
+}
+
+// TestWhoAsksForOnePoolAsksForAnotherToo: what is told by a server of one pool changes
+// nothing of the other.
+func TestWhoAsksForOnePoolAsksForAnotherToo(t *testing.T) {
+	cfg := config()
+	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 10, Endpoints: make([]fleet.Endpoint, 1)})
+	w := newWorld(cfg, 100, nil)
+	w.TurnAway(named("a"), "p", 10*time.Second, 0, w.clock.now())
+	w.clock.advance(10 * time.Second)
+	w.TurnAway(named("a"), "q", 10*time.Second, 0, w.clock.now())
+	for i, want := range []bool{true, false} {
+		a := w.ask("a")
+		if v := w.Admit(&a); v.Admitted != want {
+			t.Errorf("number %d is told %+v", i, v)
+		}
+	}
+}
+
+// TestAnAnswerThatEndsLetsOneAsk: a server may limit how many of a client's requests it
+// has, and say to stay away for longer than they take.
+func TestAnAnswerThatEndsLetsOneAsk(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	enter := func(want bool) (id string) {
+		t.Helper()
+		a := w.ask("a")
+		if v := w.Admit(&a); v.Admitted != want {
+			t.Errorf("it is told %+v", v)
+		}
+		return a.ID
+	}
+	ends := func(id string, code int) {
+		cause := fleet.CauseOK
+		if code != 200 {
+			cause = fleet.CauseThrottled
+		}
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: id, Cause: cause, Code: code, Attempt: 1, At: w.clock.now()})
+	}
+	turned := func() { w.TurnAway(named("a"), "p", 30*time.Second, 0, w.clock.now()) }
+	one, two, three := enter(true), enter(true), enter(true)
+	w.clock.advance(time.Second)
+	turned()
+	enter(false)
+	ends(one, 200)
+	w.clock.advance(time.Second)
+	asks := enter(true)
+	enter(false)
+	ends(asks, 429)
+	turned()
+	enter(false)
+	ends(two, 500) // shows nothing
+	enter(false)
+	ends(three, 200)
+	w.clock.advance(time.Second)
+	asks = enter(true)
+	enter(false)
+	ends(asks, 200)
 	enter(true)
 	enter(true)
 }
@@ -102,13 +192,13 @@ func TestPoolsToStayAwayFromAreBounded(t *testing.T) {
 	var c client
 	pools := make([]pool, 3*mostAway)
 	for i := range pools {
-		c.turnAway(&pools[i], 0, time.Duration(1+i%2)*time.Minute)
+		c.turnAway(&pools[i], 0, time.Duration(1+i%2)*time.Minute, 0)
 		if len(c.aways) > mostAway {
 			t.Fatalf("%d", len(c.aways))
 		}
 	}
-	c.turnAway(&pools[len(pools)-1], 90*time.Second, 3*time.Minute)
-	if c.awayFrom(&pools[len(pools)-1]) != 3*time.Minute || len(c.aways) > mostAway/2+1 {
+	c.turnAway(&pools[len(pools)-1], 150*time.Second, 4*time.Minute, 0)
+	if c.awayFrom(&pools[len(pools)-1]) != 4*time.Minute || len(c.aways) > mostAway/2+1 {
 		t.Errorf("%d, of which half were over", len(c.aways))
 	}
 }
@@ -120,7 +210,7 @@ func TestClientsWithoutAPlaceOfTheirOwnAreNotKeptOut(t *testing.T) {
 	a := w.ask("first") // has the table's only place
 	w.Admit(&a)
 	for i := range 100 {
-		w.TurnAway(named(fmt.Sprint(i)), "p", time.Minute, w.clock.now())
+		w.TurnAway(named(fmt.Sprint(i)), "p", time.Minute, 0, w.clock.now())
 	}
 	for i := range 100 {
 		a := w.ask(fmt.Sprint(i))

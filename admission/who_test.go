@@ -73,7 +73,7 @@ func TestClientsShowsWhoIsKeptOut(t *testing.T) {
 	a := w.ask("a")
 	a.Class = fleet.ClassBatch
 	w.Admit(&a)
-	w.TurnAway(named("a"), "p", 40*time.Second, w.clock.now())
+	w.TurnAway(named("a"), "p", 40*time.Second, 0, w.clock.now())
 	w.Cancel(a.ID)
 	for range 30 {
 		w.tick(time.Second)

@@ -152,6 +152,54 @@ routes:
 	}
 }
 
+// TestAKeyThatOneServerOfFourShedsIsServedByTheOthers: the first has no room for it, and
+// says so for long. Two of its requests are refused at once.
+func TestAKeyThatOneServerOfFourShedsIsServedByTheOthers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs for 6 seconds")
+	}
+	var shed atomic.Int64
+	endpoints := ""
+	for i := range 4 {
+		m := newModelServer(t)
+		answers := taking(300 * time.Millisecond)
+		m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if i > 0 {
+				answers.ServeHTTP(w, r)
+				return
+			}
+			shed.Add(1)
+			w.Header().Set("retry-after", "30")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}))
+		endpoints += fmt.Sprintf("{ address: %q }, ", m.addr())
+	}
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ %s ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a }
+`, endpoints))
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	var key operations
+	var parts sync.WaitGroup
+	for range 12 {
+		parts.Go(func() {
+			for ctx.Err() == nil {
+				key.run(ctx, t, s, "key")
+			}
+		})
+	}
+	parts.Wait()
+	t.Logf("%d served, %d given up, %d shed", key.served.Load(), key.gaveUp.Load(), shed.Load())
+	// Undisturbed it is 240.
+	if key.served.Load() < 120 || shed.Load() > 40 {
+		t.Errorf("%d served by the other servers, %d shed by the first", key.served.Load(), shed.Load())
+	}
+}
+
 // TestOneKeysRequestsTakeNobodyThePool: one key's requests make both servers of a pool
 // answer 500, or break their connections, at once; the fallback answers them 400. All
 // others' are well, and want a tenth of the pool.

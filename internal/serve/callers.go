@@ -24,8 +24,13 @@ const (
 	// then Envoy's heartbeat tells, or its log is away.
 	mostBegun = 8
 	begunFor  = 20 * time.Second
-	// mostSpent bounds the clients that are known to be told to stay away.
-	mostSpent = 64
+	// mostRepeated clients that were known to be limited show that all are, if nobody was
+	// taken of late.
+	mostRepeated = 16
+	// takenLately is for how long a request that a server took shows that not all are
+	// limited, and one that a server of the pool took that its client is not. It is longer
+	// than others are kept out by two that are told so.
+	takenLately = 5 * time.Second
 )
 
 // callers is what is known of the clients of a server: which ones it takes, and which ones
@@ -35,15 +40,16 @@ type callers struct {
 	// begun are attempts that may be taken, of clients that are told apart.
 	begun []begun
 	// turned are the clients that were told to stay away since one was taken, as far as that
-	// was news, and turnedAt is when the first of them was.
-	turned   []admission.Client
-	turnedAt time.Time
+	// was news, and turnedAt is when the first of them was; repeated and repeatedAt are
+	// those of whom it was none.
+	turned, repeated     []admission.Client
+	turnedAt, repeatedAt time.Time
 	// round is when who begins shows what the last closing for all did not.
 	round time.Time
-	// spent are the clients to which the server said no last.
-	spent []spent
 	// refusedIn is how long its last refusal took.
 	refusedIn time.Duration
+	// words is what is known of the clients of its pool.
+	words *words
 }
 
 // begun is an attempt of which nothing was told but that it began.
@@ -51,12 +57,6 @@ type begun struct {
 	id string
 	of admission.Client
 	at time.Time
-}
-
-// spent is a client that was told to stay away: when, and until when.
-type spent struct {
-	of        admission.Client
-	at, until time.Time
 }
 
 // closing is what the end of an attempt closes, and for how long; 0 is nothing.
@@ -71,37 +71,56 @@ type closing struct {
 	asker time.Duration // the pool, for who asked
 }
 
-// closes is what a refusal closes. A server that sheds load does so for as long as it says.
-// But providers limit each key for itself, and a 429 may be for the asker alone. If it can
-// only be that (alone), that one is kept out of the pool for the time that it was told;
-// others are for two seconds if another one was told so too since somebody was taken, for
-// four if a third was after that, and so on: twice as long as long as nobody knows that the
-// server takes others.
+// closes is what a refusal closes, of a server beside so many others of its pool that are
+// in service. A server that sheds load does so for as long as it says. But providers limit
+// each key for itself, and a 429 may be for the asker alone. Of a pool's only server that
+// one is kept out of the pool for the time that it was told; others are for two seconds if
+// another one was told so too since somebody was taken, for four if a third was after
+// that, and so on: twice as long as long as nobody knows that the server takes others. Who
+// was told so before others were taken, and is told so again, is no news, and kept out
+// alone, unless many are.
 //
 // One server of several may shed load for itself, and the others take whom it sent away: it
 // is closed as long as it says, but where it takes other clients for two seconds by the
-// first that is told so, and so on. Who was told so before others were taken, and is told
-// so again, is no news, and kept out alone.
-func (c *callers) closes(o *fleet.Outcome, asker admission.Client, alone bool) closing {
+// first that is told so, and so on. A client that no server of the pool takes, and that
+// one tells so again, or half of them do, is limited, as by a pool's only server.
+func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) closing {
 	told := toldBy(o)
 	if told.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
 		return told
 	}
 	c.take(o.At)
-	n, news := c.tell(o, asker, told.all)
-	others := c.several(asker, o.At)
+	known := c.words.client(asker)
+	before := known.word(c)
+	n, news := c.tell(o, asker, before)
+	taken := c.several(asker, o.At)
+	alone, until := others == 0, o.At.Add(told.all)
+	if !alone {
+		n := 1
+		for _, w := range known.by {
+			if w.from != c && !w.since && w.until.After(o.At) {
+				n, until = n+1, sooner(until, w.until)
+			}
+		}
+		alone = taken && n > 1 && 2*n > others && !known.began.After(o.At.Add(-takenLately))
+		if repeats := before != nil && !o.At.Add(-o.Duration).Before(before.at.Add(reopenEarly)) &&
+			!known.began.After(before.at.Add(-takenLately)); !alone && !repeats {
+			news = true
+		}
+	}
+	known.tell(c, o.At, o.At.Add(told.all))
 	out := closing{guessed: true, said: told.said}
 	if alone || !news {
-		out.asker = told.all
+		out.asker = until.Sub(o.At)
 	}
 	switch {
-	case !others && alone, news && !alone:
+	case !taken && alone, news && !alone:
 		out.all = lone << n
 	case news && n > 1:
 		out.all = lone << (n - 1)
 	}
 	out.less = min(out.all, told.all)
-	if out.all >= told.all || !others && !alone {
+	if out.all >= told.all || !taken && !alone {
 		out.all, out.guessed = told.all, told.guessed
 	}
 	if out.all > 0 {
@@ -110,18 +129,17 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, alone bool) c
 	return out
 }
 
-// tell notes that a client was told to stay away for so long, and returns how many were
-// since one was taken, and whether this one shows anything of the others. Who began before
-// the last closing was in force shows what that one did. Those that were told so before
-// are kept out already; only where hardly anybody else is left to ask do they show what
-// the first of them did.
-func (c *callers) tell(o *fleet.Outcome, asker admission.Client, wait time.Duration) (n int, news bool) {
+// tell notes that a client was told to stay away, as it was before, and returns how many
+// were since one was taken, and whether this one shows anything of the others. Who began
+// before the last closing was in force shows what that one did. Those that were told so
+// before are kept out already; only where hardly anybody else is left to ask do they show
+// what the first of them did.
+func (c *callers) tell(o *fleet.Outcome, asker admission.Client, before *word) (n int, news bool) {
 	c.refusedIn = o.Duration
-	again := c.spend(spent{asker, o.At, o.At.Add(wait)})
 	switch {
 	case slices.Contains(c.turned, asker):
 		return len(c.turned), len(c.turned) == mostTurned
-	case again:
+	case before != nil && o.At.Sub(before.until) < othersFor && (len(c.turned) == 0 || before.at.Before(c.turnedAt)) && !c.repeat(o, asker):
 		return 1, false
 	case len(c.turned) == 0:
 		c.turned, c.turnedAt = append(c.turned, asker), o.At
@@ -131,38 +149,16 @@ func (c *callers) tell(o *fleet.Outcome, asker admission.Client, wait time.Durat
 	return len(c.turned), true
 }
 
-// spend notes a client that was told to stay away, and reports whether it was so before the
-// last one was taken, and less than othersFor after it might come again. Of too many the
-// one is forgotten that may come first.
-func (c *callers) spend(s spent) (again bool) {
-	soonest := 0
-	for i := range c.spent {
-		if old := &c.spent[i]; old.of == s.of {
-			again = s.at.Sub(old.until) < othersFor && (len(c.turned) == 0 || old.at.Before(c.turnedAt))
-			*old = s
-			return again
-		}
-		if c.spent[i].until.Before(c.spent[soonest].until) {
-			soonest = i
-		}
+// repeat notes a client of whom it is no news that it is told to stay away, and reports
+// whether that is news of all, since many were and nobody was taken of late.
+func (c *callers) repeat(o *fleet.Outcome, asker admission.Client) (many bool) {
+	if len(c.repeated) == 0 {
+		c.repeatedAt = o.At
 	}
-	if len(c.spent) < mostSpent {
-		c.spent = append(c.spent, s)
-	} else {
-		c.spent[soonest] = s
+	if !slices.Contains(c.repeated, asker) && len(c.repeated) < mostRepeated {
+		c.repeated = append(c.repeated, asker)
 	}
-	return false
-}
-
-// toldUntil is until when the server told a client last to stay away, zero if it took it
-// since or never did.
-func (c *callers) toldUntil(asker admission.Client) time.Time {
-	for i := range c.spent {
-		if c.spent[i].of == asker {
-			return c.spent[i].until
-		}
-	}
-	return time.Time{}
+	return len(c.repeated) == mostRepeated && o.At.Sub(c.taken.lastAt) >= takenLately
 }
 
 // serves takes that a request of a client ended well. That shows that the server took it
@@ -213,7 +209,10 @@ func (c *callers) takes(of admission.Client, began, at time.Time) {
 	if began.After(c.turnedAt) {
 		c.turned = c.turned[:0]
 	}
-	c.spent = slices.DeleteFunc(c.spent, func(s spent) bool { return s.of == of && began.After(s.at) })
+	if began.After(c.repeatedAt) {
+		c.repeated = c.repeated[:0]
+	}
+	c.words.took(c, of, began)
 }
 
 // others reports whether the server takes clients that it didn't tell to stay away since

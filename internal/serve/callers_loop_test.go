@@ -50,10 +50,11 @@ type key struct {
 	out     time.Duration // for how long its workers were refused in all
 }
 
-// outUntil is until when a client is kept out, and whether one asked since then.
+// outUntil is until when a client is kept out, and when one asked since then, as in package
+// admission.
 type outUntil struct {
-	until time.Duration
-	asked bool
+	until, took, asked time.Duration
+	lets               bool
 }
 
 // provider is a pool of a provider's servers and who asks there, as the scoring sees them.
@@ -76,6 +77,11 @@ type provider struct {
 	down func(time.Duration) bool
 	// vain are its refusals while it was down.
 	vain int
+	// refuses is whether a server, by its place, refuses a request of a key beside.
+	refuses func(w *provider, k *key, server int) bool
+	// inside is how many requests each key and each server has.
+	inside   map[*key]int
+	insideOf map[fleet.EndpointKey]int
 }
 
 func newProvider(t *testing.T, seed uint64, servers int, keys ...*key) *provider {
@@ -86,7 +92,7 @@ func newProvider(t *testing.T, seed uint64, servers int, keys ...*key) *provider
 	cfg := &fleet.Config{Pools: []fleet.Pool{p}, Routes: []fleet.Route{{Name: "chat", Split: fleet.Split{{Pool: p.Name, Weight: 1}}}}}
 	w := &provider{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), s: newViewed(t, cfg).scoring, begin: time.Now(), keys: keys,
-		away: map[admission.Client]*outUntil{}, wait: 30 * time.Second, refusal: 30 * time.Millisecond, down: func(time.Duration) bool { return false },
+		inside: map[*key]int{}, insideOf: map[fleet.EndpointKey]int{}, away: map[admission.Client]*outUntil{}, wait: 30 * time.Second, refusal: 30 * time.Millisecond, down: func(time.Duration) bool { return false },
 	}
 	w.s.ledger = accesslog.NewLedger(func() time.Time { return w.begin.Add(w.now) })
 	w.tick()
@@ -138,10 +144,10 @@ func (w *provider) ask(k *key) {
 	out := w.away[k.client]
 	if out != nil {
 		until := out.until
-		if out.asked {
-			until += reopenEarly // the gate lets one in first
+		if out.asked > 0 { // the gate lets one in first
+			until = max(until, out.asked+reopenEarly+2*out.took)
 		}
-		if until > w.now {
+		if until > w.now && !out.lets {
 			k.refused++
 			k.out += until - w.now
 			w.again(k, until-w.now+w.upTo(50*time.Millisecond))
@@ -156,18 +162,19 @@ func (w *provider) ask(k *key) {
 		w.again(k, wait)
 		return
 	}
-	if out != nil {
-		out.asked = true
+	if out != nil && (out.lets || out.asked < out.until) {
+		out.asked, out.lets = w.now, false
 	}
 	w.ids++
 	o := fleet.Outcome{Node: "n", ID: fmt.Sprint(w.ids), Attempt: 1, Route: "chat", Endpoint: on}
 	slot := w.s.ledger.Slot(on)
 	w.s.ledger.Hold(on)
+	began := w.now
 	told := w.tell(o, fleet.AttemptStarted, k, 0, func(time.Duration) {})
 	o.Cause, o.Code = fleet.CauseOK, http.StatusOK
 	took := max(10*time.Millisecond, k.answers/2+w.upTo(k.answers+1))
 	o.HeaderTime = min(took, 100*time.Millisecond)
-	if k.spent || w.down(w.now) {
+	if k.spent || w.down(w.now) || w.refuses != nil && w.refuses(w, k, int(on.Address.Port())-1) {
 		o.Cause, o.Code, o.RetryAfter = fleet.CauseThrottled, http.StatusTooManyRequests, w.wait
 		took = w.refusal
 		o.HeaderTime = took
@@ -177,6 +184,8 @@ func (w *provider) ask(k *key) {
 		}
 	} else {
 		k.served++
+		w.inside[k]++
+		w.insideOf[on]++
 	}
 	o.Duration = took
 	for beat := heartbeat; beat < took; beat += heartbeat {
@@ -187,10 +196,19 @@ func (w *provider) ask(k *key) {
 		})
 	}
 	w.after(took, func() {
+		if o.Cause == fleet.CauseOK {
+			w.inside[k]--
+			w.insideOf[on]--
+		}
 		w.tell(o, fleet.AttemptEnded, k, told, func(stay time.Duration) {
 			w.s.ledger.Release(slot, 1)
+			if out := w.away[k.client]; out != nil && o.Cause == fleet.CauseOK {
+				if out.lets = true; out.asked > 0 && began >= out.asked {
+					delete(w.away, k.client)
+				}
+			}
 			if stay > 0 {
-				out := &outUntil{until: w.now + stay}
+				out := &outUntil{until: w.now + stay, took: o.Duration}
 				if before := w.away[k.client]; before != nil {
 					out.until = max(out.until, before.until)
 				}
@@ -271,13 +289,14 @@ func TestKeysThatAProviderLimits(t *testing.T) {
 		"twelve with four, long answers":   {1, good(3, 8*s), spent(12, 4), 30 * s, 0, 0.06, 2},
 		"twelve, long answers, untold":     {1, good(3, 8*s), spent(12, 1), 0, 0, 0.04, 1.5},
 		"twelve with four, untold":         {1, good(3, 8*s), spent(12, 4), 0, 0, 0.1, 1.5},
+		"a hundred and thirty":             {1, good(10, 4*s), spent(130, 1), 30 * s, 0, 0.15, 1.5},
 		"forty, beside long answers":       {1, good(3, 8*s), spent(40, 1), 30 * s, 0, 0.2, 1.5},
 		"twelve, answers of two minutes":   {1, good(3, 120*s), spent(12, 1), 30 * s, 0, 0.06, 1.5},
 		"one beside one":                   {1, good(1, 8*s), spent(1, 4), 30 * s, 0, 0.02, 2},
 		"two beside one":                   {1, good(1, 8*s), spent(2, 4), 30 * s, 0, 0.03, 2},
 		"slow refusals":                    {1, good(3, 8*s), spent(5, 4), 30 * s, 2 * s, 0.02, 5},
 		"one of six, on four servers":      {4, good(5, s), spent(1, 1), 30 * s, 0, 0.01, 1.5},
-		"one with twelve, on four servers": {4, good(5, s), spent(1, 12), 30 * s, 0, 0.05, 4},
+		"one with twelve, on four servers": {4, good(5, s), spent(1, 12), 30 * s, 0, 0.05, 6},
 		"five with four, on four servers":  {4, good(3, 8*s), spent(5, 4), 30 * s, 0, 0.06, 3.5},
 		"two with four, on two servers":    {2, good(3, 8*s), spent(2, 4), 30 * s, 0, 0.05, 2.5},
 	} {
@@ -310,6 +329,102 @@ func clone(keys []*key) []*key {
 		out[i] = &c
 	}
 	return out
+}
+
+// bucketOf is how many requests a key may send at once, which a minute refills.
+const bucketOf = 60
+
+// bucketed limits the keys whose clients begin with 2 to a request a second, of which it
+// saves some up.
+func bucketed() func(*provider, *key, int) bool {
+	type bucket struct {
+		left float64
+		at   time.Duration
+	}
+	buckets := map[*key]*bucket{}
+	return func(w *provider, k *key, _ int) bool {
+		if k.client[0] != 2 {
+			return false
+		}
+		b := buckets[k]
+		if b == nil {
+			b = &bucket{left: bucketOf}
+			buckets[k] = b
+		}
+		b.left, b.at = min(bucketOf, b.left+(w.now-b.at).Seconds()), w.now
+		if b.left < 1 {
+			return true
+		}
+		b.left--
+		return false
+	}
+}
+
+// TestClientsOfServersThatSayNoToSome are served nearly as often as if they obeyed their
+// servers alone, or more often since others take what one refuses. Few ask in vain.
+func TestClientsOfServersThatSayNoToSome(t *testing.T) {
+	known := admission.Client{255}
+	const s = time.Second
+	good := someKeys(1, 3, key{client: known, workers: 4, answers: 4 * s, think: s / 2})
+	some := func(n, workers int, answers time.Duration) []*key {
+		return someKeys(2, n, key{client: known, workers: workers, answers: answers, think: s / 5})
+	}
+	busy := func(server int) bool { return server == 0 }
+	for name, row := range map[string]struct {
+		servers    int
+		good, some []*key
+		wait       time.Duration
+		refuses    func(*provider, *key, int) bool
+		out        float64 // part of the good ones' time, at most
+		served     float64 // requests of some, at least
+		vain       float64 // of all, at most
+	}{
+		"five with a bucket each":            {1, good, some(5, 4, s), s, bucketed(), 0.03, 800, 1500},
+		"five with a bucket each, for long":  {1, good, some(5, 4, s), 30 * s, bucketed(), 0.02, 750, 120},
+		"ten with a bucket each":             {1, good, some(10, 4, s), s, bucketed(), 0.02, 1600, 3000},
+		"five with four at a time":           {1, good, some(5, 6, s), s, fourEach, 0.02, 1600, 1500},
+		"five with four at a time, for long": {1, good, some(5, 6, s), 30 * s, fourEach, 0.02, 850, 100},
+		"one of eight takes four, for long": {8, nil, some(1, 64, 2*s), 30 * s, func(w *provider, _ *key, server int) bool {
+			return busy(server) && w.insideOf[w.server(server)] >= 4
+		}, 0, 2200, 120},
+		"one of four refuses all, to one client": {4, nil, some(1, 24, 2*s), 30 * s, func(_ *provider, _ *key, server int) bool {
+			return busy(server)
+		}, 0, 1000, 60},
+		"half of eight refuse all": {8, good, some(1, 48, 2*s), 30 * s, func(_ *provider, _ *key, server int) bool {
+			return server < 4
+		}, 0.02, 1900, 200},
+		"a third of what one of four is asked": {4, good, some(3, 8, 2*s), 5 * s, func(w *provider, _ *key, server int) bool {
+			return busy(server) && w.rng.IntN(3) == 0
+		}, 0.02, 1000, 150},
+	} {
+		var out, served, vain float64
+		const length = 120 * s
+		for seed := range uint64(playedSeeds) {
+			others, those := clone(row.good), clone(row.some)
+			w := newProvider(t, seed, row.servers, slices.Concat(others, those)...)
+			w.wait, w.refuses = row.wait, row.refuses
+			w.run(length)
+			for _, k := range others {
+				out += k.out.Seconds() / (length.Seconds() * float64(k.workers*len(others)*playedSeeds))
+				vain += float64(k.vain) / playedSeeds
+			}
+			for _, k := range those {
+				served += float64(k.served) / playedSeeds
+				vain += float64(k.vain) / playedSeeds
+			}
+		}
+		t.Logf("%s: others kept out for %.3f of their time, %.0f requests served, %.0f in vain", name, out, served, vain)
+		if out > row.out || served < row.served || vain > row.vain {
+			t.Errorf("%s: others kept out for %.3f of their time, %.0f requests served, %.0f in vain; want %.3f at most, %.0f and %.0f at most", name, out, served, vain, row.out, row.served, row.vain)
+		}
+	}
+}
+
+// fourEach takes four requests of a key at a time.
+func fourEach(w *provider, k *key, _ int) bool { return k.client[0] == 2 && w.inside[k] >= 4 }
+
+func (w *provider) server(place int) fleet.EndpointKey {
+	return fleet.EndpointKey{Pool: w.plan.Name, Address: w.plan.Endpoints[place].Address}
 }
 
 // TestProvidersThatLimitEverybody for two minutes are asked by few meanwhile, and by all

@@ -68,11 +68,15 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		"the same was told so before":             {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 429, a, 0}}, 0, 0, true},
 		"it was before others were served":        {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, b, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, 0, 0, true},
 		"it was long before others were served":   {events{{0, 429, a, 0}, {80 * s, 200, b, 0}, {90 * s, 429, c, 0}, {92 * s, 429, a, 0}}, two, four, false},
-		"it was served itself since":              {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, a, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, two, four, false},
-		"what it began before was served":         {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, a, 2 * s}, {3 * s, 200, b, s}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, 0, 0, true},
+		"it was served itself since":              {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, a, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, 0, two, false},
+		"what it began before was served":         {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {12 * s, 200, a, 11 * s}, {13 * s, 200, b, s}, {13 * s, 429, c, 0}, {14 * s, 429, a, 0}}, 0, 0, true},
+		"what it began just before was served":    {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {12 * s, 200, a, 3 * s}, {13 * s, 200, b, s}, {13 * s, 429, c, 0}, {14 * s, 429, a, 0}}, 0, two, false},
+		"two of one are refused at once":          {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {10 * s, 429, a, 0}}, 0, two, false},
+		"the second began before the first ended": {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {11 * s, 429, a, s}}, 0, two, false},
 	} {
-		for _, alone := range []bool{true, false} {
-			var of callers
+		for _, others := range []int{0, 7} {
+			alone := others == 0
+			of := callers{words: &words{}}
 			begin := time.Now()
 			var got closing
 			for _, e := range row.events {
@@ -87,7 +91,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 					of.serves(&o, e.of)
 				default:
 					of.ends(&o)
-					got = of.closes(&o, e.of, alone)
+					got = of.closes(&o, e.of, others)
 				}
 			}
 			all, out := row.among, row.out
@@ -105,31 +109,31 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		return &fleet.Outcome{Kind: fleet.AttemptEnded, Code: code, RetryAfter: wait, At: begin}
 	}
 	served := func() *callers {
-		of := new(callers)
+		of := &callers{words: &words{}}
 		of.serves(&fleet.Outcome{At: begin}, b)
 		return of
 	}
 	believed := closing{all: told, less: told, said: told}
 	for name, got := range map[string]closing{
-		"it isn't known whose it is":  served().closes(refusal(429, 30*s), unknown, true),
-		"a server that is overloaded": served().closes(refusal(529, 30*s), a, true),
-		"one that is unavailable":     served().closes(refusal(503, 30*s), a, true),
+		"it isn't known whose it is":  served().closes(refusal(429, 30*s), unknown, 0),
+		"a server that is overloaded": served().closes(refusal(529, 30*s), a, 0),
+		"one that is unavailable":     served().closes(refusal(503, 30*s), a, 0),
 	} {
 		if got != believed {
 			t.Errorf("%s: it closes %+v; want %+v", name, got, believed)
 		}
 	}
-	var nobodys callers
+	nobodys := callers{words: &words{}}
 	nobodys.serves(&fleet.Outcome{At: begin}, unknown)
 	for name, row := range map[string]struct{ got, want closing }{
-		"nobody knows who was served":          {nobodys.closes(refusal(429, 30*s), a, true), closing{all: two, less: two, guessed: true, said: told, asker: told}},
-		"it told no time":                      {served().closes(refusal(429, 0), a, true), closing{guessed: true, asker: lone}},
-		"it told no time, nobody was served":   {new(callers).closes(refusal(429, 0), a, true), closing{all: lone, less: lone, guessed: true, asker: lone}},
-		"it told a second, nobody was served":  {new(callers).closes(refusal(429, s), a, true), closing{all: lone, less: lone, said: lone, asker: lone}},
-		"one of several":                       {new(callers).closes(refusal(429, 30*s), a, false), closing{all: told, less: two, said: told}},
-		"one of several that tells more":       {served().closes(refusal(429, time.Hour), a, false), closing{all: two, less: two, guessed: true}},
-		"one of several, nobody was served":    {new(callers).closes(refusal(429, time.Hour), a, false), closing{all: longestClosed - reopenEarly, less: two, guessed: true}},
-		"a server that says no to one request": {served().closes(refusal(503, 0), a, true), closing{guessed: true}},
+		"nobody knows who was served":          {nobodys.closes(refusal(429, 30*s), a, 0), closing{all: two, less: two, guessed: true, said: told, asker: told}},
+		"it told no time":                      {served().closes(refusal(429, 0), a, 0), closing{guessed: true, asker: lone}},
+		"it told no time, nobody was served":   {(&callers{words: &words{}}).closes(refusal(429, 0), a, 0), closing{all: lone, less: lone, guessed: true, asker: lone}},
+		"it told a second, nobody was served":  {(&callers{words: &words{}}).closes(refusal(429, s), a, 0), closing{all: lone, less: lone, said: lone, asker: lone}},
+		"one of several":                       {(&callers{words: &words{}}).closes(refusal(429, 30*s), a, 7), closing{all: told, less: two, said: told}},
+		"one of several that tells more":       {served().closes(refusal(429, time.Hour), a, 7), closing{all: two, less: two, guessed: true}},
+		"one of several, nobody was served":    {(&callers{words: &words{}}).closes(refusal(429, time.Hour), a, 7), closing{all: longestClosed - reopenEarly, less: two, guessed: true}},
+		"a server that says no to one request": {served().closes(refusal(503, 0), a, 0), closing{guessed: true}},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: it closes %+v; want %+v", name, row.got, row.want)
@@ -139,20 +143,18 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 
 // TestWhomAServerTakesIsBounded, of those that it told to stay away too.
 func TestWhomAServerTakesIsBounded(t *testing.T) {
-	var of callers
+	of := callers{words: &words{}}
 	begin := time.Now()
 	client := func(i int) admission.Client { return admission.Client{byte(i), byte(i >> 8), 1} }
-	for i := range 1000 {
+	for i := range 3 * mostClients {
 		at := begin.Add(time.Duration(i) * time.Millisecond)
 		of.starts(&fleet.Outcome{ID: fmt.Sprint(i), At: at}, client(i))
 		of.starts(&fleet.Outcome{ID: fmt.Sprint("other ", i), At: at}, client(0))
-		of.closes(&fleet.Outcome{Code: 429, RetryAfter: time.Duration(1+i%50) * time.Second, At: at}, client(i), true)
-		if len(of.begun) > mostBegun || len(of.spent) > mostSpent || len(of.turned) > mostTurned {
-			t.Fatalf("%d begun, %d spent, %d turned", len(of.begun), len(of.spent), len(of.turned))
+		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 30 * time.Second, At: at}, client(i), 0)
+		of.serves(&fleet.Outcome{At: at}, client(i-1))
+		if len(of.begun) > mostBegun || len(of.words.clients) > mostClients || len(of.turned) > mostTurned || len(of.repeated) > mostRepeated {
+			t.Fatalf("%d begun, %d clients, %d turned, %d repeated", len(of.begun), len(of.words.clients), len(of.turned), len(of.repeated))
 		}
-	}
-	if of.toldUntil(client(949)).IsZero() || !of.toldUntil(client(0)).IsZero() {
-		t.Error("it knows one that was told a second and not one that was told fifty")
 	}
 	n := 0
 	for _, b := range of.begun {
@@ -162,6 +164,31 @@ func TestWhomAServerTakesIsBounded(t *testing.T) {
 	}
 	if n > 1 {
 		t.Errorf("%d of one client", n)
+	}
+	// Of some the one is forgotten of which the least counts yet.
+	w := words{clients: map[admission.Client]*clientWords{}}
+	for i := range mostClients {
+		w.client(client(i)).tell(&of, begin, begin.Add(time.Duration(i)*time.Second))
+	}
+	for i := range 64 {
+		w.client(client(mostClients+i)).tell(&of, begin, begin.Add(time.Hour))
+	}
+	kept := 0
+	for i := range 64 {
+		if w.clients[client(mostClients+i)] != nil {
+			kept++
+		}
+	}
+	if kept != 64 {
+		t.Errorf("%d of 64 are known that count longest", kept)
+	}
+	var one clientWords
+	servers := make([]callers, 3*mostWords)
+	for i := range servers {
+		one.tell(&servers[i], begin, begin.Add(time.Duration(i)*time.Second))
+	}
+	if len(one.by) != mostWords || one.word(&servers[len(servers)-1]) == nil || one.word(&servers[0]) != nil {
+		t.Errorf("%d servers' words are known", len(one.by))
 	}
 }
 
@@ -267,12 +294,221 @@ func TestAKeyThatAllServersLimitClosesNone(t *testing.T) {
 	}
 }
 
+// TestOneServerOfManyLimitsNobody: neither one that says no again, while others take the
+// client, nor less than half of those in service.
+func TestOneServerOfManyLimitsNobody(t *testing.T) {
+	const s = time.Second
+	asker, other := admission.Client{1}, admission.Client{2}
+	type event struct {
+		at     time.Duration
+		server int
+		kind   fleet.OutcomeKind
+		code   int
+		took   time.Duration
+	}
+	const ended, beat = fleet.AttemptEnded, fleet.Heartbeat
+	for name, row := range map[string]struct {
+		events []event // of the asker; 0 fails
+		drain  []int
+		want   time.Duration // from the last one
+	}{
+		"twice at once":                        {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 0, ended, 429, 0}}, nil, 0},
+		"again, and nobody took it":            {[]event{{10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"again, and another takes it":          {[]event{{9 * s, 1, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 0},
+		"again, and another took it long ago":  {[]event{{2 * s, 1, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"again, and another still runs it":     {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 1, beat, 0, 3 * s}, {12 * s, 0, ended, 429, 0}}, nil, 0},
+		"one of four":                          {[]event{{10 * s, 0, ended, 429, 0}}, nil, 0},
+		"two of four":                          {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"two of five":                          {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, and another takes it":    {[]event{{9 * s, 2, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, the first is over":       {[]event{{10 * s, 0, ended, 429, 0}, {45 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, the first took it since": {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, s}, {20 * s, 1, ended, 429, 0}}, nil, 0},
+		"the first took one that began before": {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, 3 * s}, {20 * s, 1, ended, 429, 0}}, nil, 20*s - reopenEarly},
+		"a third took it since":                {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 2, ended, 200, s}, {20 * s, 1, ended, 429, 0}}, nil, 20*s - reopenEarly},
+		"another took it, and one that began":  {[]event{{9 * s, 1, ended, 200, 0}, {9 * s, 2, ended, 200, 8 * s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 0},
+		"two of four, of which one drains":     {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, []int{3}, 30*s - reopenEarly},
+		"one of four, of which three drain":    {[]event{{10 * s, 0, ended, 429, 0}}, []int{1, 2, 3}, 30*s - reopenEarly},
+		"one that drains, beside one":          {[]event{{10 * s, 0, ended, 429, 0}}, []int{0, 2, 3}, 0},
+		"one of four, of which three fail":     {[]event{{9 * s, 1, ended, 0, 0}, {9 * s, 2, ended, 0, 0}, {9 * s, 3, ended, 0, 0}, {10 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
+	} {
+		cfg := twoServers()
+		p := &cfg.Pools[0]
+		if name == "two of five" {
+			p.Endpoints = append(p.Endpoints, fleet.Endpoint{Name: "five", Address: netip.MustParseAddrPort("10.0.0.3:1"), Capacity: 1})
+		}
+		for i := range 2 {
+			e := p.Endpoints[i]
+			e.Name, e.Address = e.Name+"2", netip.AddrPortFrom(netip.MustParseAddr("10.0.0.2"), uint16(i+1))
+			p.Endpoints = append(p.Endpoints, e)
+		}
+		for _, i := range row.drain {
+			p.Endpoints[i].Drain = true
+		}
+		v := newViewed(t, cfg)
+		begin := time.Now()
+		var got time.Duration
+		tell := func(e event, of admission.Client) {
+			o := fleet.Outcome{Kind: e.kind, Route: "chat", ID: "x", Code: e.code, Duration: e.took, Endpoint: v.key(e.server), At: begin.Add(e.at)}
+			switch e.code {
+			case 200:
+				o.Cause = fleet.CauseOK
+			case 429:
+				o.Cause, o.RetryAfter = fleet.CauseThrottled, 30*s
+			default:
+				if o.Kind == ended {
+					o.Cause = fleet.CauseConnectFailed
+				}
+			}
+			got = v.scoring.outcome(o, of)
+		}
+		for i := range p.Endpoints { // all take others
+			tell(event{9 * s, i, ended, 200, 0}, other)
+		}
+		for _, e := range row.events {
+			times := 1
+			if e.code == 0 && e.kind == ended {
+				times = failStreak
+			}
+			for range times {
+				tell(e, asker)
+			}
+		}
+		if got != row.want {
+			t.Errorf("%s: it is kept out for %v; want %v", name, got, row.want)
+		}
+	}
+}
+
+// TestANewConfigKeepsWhatServersToldClients, of those that stay.
+func TestANewConfigKeepsWhatServersToldClients(t *testing.T) {
+	const s = time.Second
+	v := newViewed(t, twoServers())
+	begin := time.Now()
+	tell := func(at time.Duration, server, code int, of admission.Client) time.Duration {
+		o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: code, Cause: fleet.CauseThrottled, RetryAfter: 30 * s, Endpoint: v.key(server), At: begin.Add(at)}
+		if code == http.StatusOK {
+			o.Cause = fleet.CauseOK
+		}
+		return v.scoring.outcome(o, of)
+	}
+	for i := range 2 {
+		tell(0, i, 200, admission.Client{2})
+	}
+	tell(s, 0, 429, admission.Client{1})
+	v.reconfigure(twoServers(), nil)
+	if out := tell(2*s, 1, 429, admission.Client{1}); out == 0 {
+		t.Error("what the first server told is forgotten")
+	}
+}
+
+// TestHeartbeatsShowWhomAServerTakes, of answers that take minutes.
+func TestHeartbeatsShowWhomAServerTakes(t *testing.T) {
+	const s = time.Second
+	cfg := twoServers()
+	cfg.Pools[0].Endpoints = cfg.Pools[0].Endpoints[:1]
+	for _, beats := range []bool{true, false} {
+		v := newViewed(t, cfg)
+		begin := time.Now()
+		o := fleet.Outcome{Kind: fleet.AttemptStarted, ID: "x", Attempt: 1, Endpoint: v.key(0), At: begin}
+		v.scoring.outcome(o, admission.Client{2})
+		if beats {
+			o.Kind, o.Duration, o.At = fleet.Heartbeat, 100*s, begin.Add(100*s)
+			v.scoring.outcome(o, admission.Client{2})
+		}
+		v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: "y", Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin.Add(110 * s)}, admission.Client{1})
+		in, _ := v.step(begin.Add(110 * s))
+		if closed := in.Pools[0].Endpoints[0].Closed; closed == beats {
+			t.Errorf("heartbeats come %v: closed for others %v", beats, closed)
+		}
+	}
+}
+
+// TestOneQuickRefusalAfterSlowOnes: from then on half a second shows that an attempt is
+// taken.
+func TestOneQuickRefusalAfterSlowOnes(t *testing.T) {
+	of := callers{words: &words{}}
+	begin := time.Now()
+	for _, took := range []time.Duration{10 * time.Second, 10 * time.Millisecond} {
+		of.closes(&fleet.Outcome{Code: 429, Duration: took, At: begin}, admission.Client{1}, 0)
+	}
+	of.starts(&fleet.Outcome{ID: "x", At: begin}, admission.Client{2})
+	if of.take(begin.Add(takenAfter)); len(of.begun) > 0 {
+		t.Errorf("after %v it is still not known to be taken", takenAfter)
+	}
+}
+
+// TestManyThatAreLimitedAgainShowThatAllAre, where nobody is taken for long.
+func TestManyThatAreLimitedAgainShowThatAllAre(t *testing.T) {
+	const s = time.Second
+	for _, row := range []struct {
+		n     int
+		quiet time.Duration
+		all   bool
+	}{{mostRepeated - 1, takenLately, false}, {mostRepeated, takenLately, true}, {mostRepeated, takenLately - 1, false}} {
+		of := callers{words: &words{}}
+		begin := time.Now()
+		var got closing
+		tell := func(at time.Duration, i int) {
+			got = of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, 0)
+		}
+		takes := func(at time.Duration) {
+			of.serves(&fleet.Outcome{At: begin.Add(at)}, admission.Client{200})
+			of.serves(&fleet.Outcome{At: begin.Add(at)}, admission.Client{201})
+		}
+		for i := range row.n {
+			tell(s, i)
+		}
+		takes(2 * s)
+		for i := range row.n {
+			tell(2*s+row.quiet, i)
+		}
+		first := got
+		tell(2*s+row.quiet, row.n) // another one
+		if (got.all > 0) != row.all || first.all > 0 {
+			t.Errorf("%d of them, nobody taken for %v: they close %v, and then %v; want all %v", row.n, row.quiet, first.all, got.all, row.all)
+		}
+	}
+}
+
+// TestTheRepeatedAreCountedSinceOneWasTaken, of the clients that are told to stay away.
+func TestTheRepeatedAreCountedSinceOneWasTaken(t *testing.T) {
+	const s = time.Second
+	of := callers{words: &words{}}
+	begin := time.Now()
+	tell := func(at time.Duration, i int) {
+		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, 0)
+	}
+	takes := func(at time.Duration) { of.serves(&fleet.Outcome{At: begin.Add(at)}, admission.Client{200}) }
+	for i := range mostRepeated {
+		tell(s, i)
+	}
+	takes(2 * s)
+	for i := range mostRepeated / 2 {
+		tell(3*s, i)
+	}
+	takes(4 * s)
+	for i := range mostRepeated / 2 {
+		tell(4*s+takenLately, mostRepeated/2+i)
+	}
+	if len(of.repeated) != mostRepeated/2 || len(of.turned) > 0 {
+		t.Errorf("%d were told so again since one was taken, and %d newly", len(of.repeated), len(of.turned))
+	}
+}
+
 // TestServersThatTakeOthersOpenSooner: nobody knew of them when it told one to stay away.
 func TestServersThatTakeOthersOpenSooner(t *testing.T) {
 	const s = time.Second
 	spent, other := admission.Client{1}, admission.Client{2}
-	v := newViewed(t, twoServers())
+	single := newViewed(t, twoServers())
 	begin := time.Now()
+	for i, e := range []fleet.Outcome{{Kind: fleet.AttemptStarted}, {Kind: fleet.AttemptStarted}, {Kind: fleet.AttemptEnded, Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 30 * s}} {
+		e.ID, e.Endpoint, e.At = fmt.Sprint(i/2), single.key(0), begin
+		single.scoring.outcome(e, spent)
+	}
+	if in, _ := single.step(begin.Add(10 * s)); !in.Pools[0].Endpoints[0].Closed {
+		t.Error("it is open, since it takes another request of the one that it told to stay away")
+	}
+	v := newViewed(t, twoServers())
 	closed := func(at time.Duration) bool {
 		in, _ := v.step(begin.Add(at))
 		return in.Pools[0].Endpoints[0].Closed

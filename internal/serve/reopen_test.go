@@ -56,7 +56,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		begin := time.Now()
 		for _, e := range row.events {
 			o := fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)}
-			g.outcome(&o, new(callers).closes(&o, admission.Client{}, true))
+			g.outcome(&o, (&callers{words: &words{}}).closes(&o, admission.Client{}, 0))
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)

@@ -97,11 +97,17 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 	defer s.mu.Unlock()
 	next := map[fleet.EndpointKey]*tracker{}
 	for _, p := range cfg.Pools {
+		of := &words{}
 		for _, e := range p.Endpoints {
 			key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}
 			if next[key] = s.endpoints[key]; next[key] == nil {
 				next[key] = &tracker{ends: own.NewEnds(bucket)}
+			} else if next[key].callers.words != nil {
+				of = next[key].callers.words
 			}
+		}
+		for _, e := range p.Endpoints {
+			next[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].callers.words = of
 		}
 	}
 	pools := map[string]*scaling{}
@@ -179,7 +185,7 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 		t.callers.ends(&o)
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 		if closedFor(&o) > 0 {
-			closes = s.closes(t, &o, asker)
+			closes = t.callers.closes(&o, asker, s.others(o.Endpoint))
 		}
 		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)
@@ -193,34 +199,20 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	return closes.asker
 }
 
-// closes is what a refusal closes. It can only be for a client of its own in a pool of one
-// server, of which others tell otherwise, and where half of a pool's servers, two at least,
-// tell it so at a time, of which this one takes others. It stays away until the first of
-// them wants it again.
-func (s *scoring) closes(t *tracker, o *fleet.Outcome, asker admission.Client) closing {
-	all, told, soonest := 0, 1, o.At.Add(longestClosed)
+// others are how many servers of an endpoint's pool are in service beside it.
+func (s *scoring) others(of fleet.EndpointKey) (n int) {
 	for i := range s.config.Pools {
 		p := &s.config.Pools[i]
-		if p.Name != o.Endpoint.Pool {
+		if p.Name != of.Pool {
 			continue
 		}
 		for _, e := range p.Endpoints {
-			if e.Drain {
-				continue
-			}
-			all++
-			if e.Address == o.Endpoint.Address {
-				continue
-			}
-			if until := s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].callers.toldUntil(asker); until.After(o.At) {
-				told++
-				soonest = sooner(soonest, until)
+			if e.Address != of.Address && !e.Drain && s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].fails.until.IsZero() {
+				n++
 			}
 		}
 	}
-	c := t.callers.closes(o, asker, all == 1 || told > 1 && 2*told >= all && t.callers.several(asker, o.At))
-	c.asker = min(c.asker, soonest.Sub(o.At))
-	return c
+	return n
 }
 
 // hold keeps the place of an attempt that ended so that its endpoint may get nothing, or
