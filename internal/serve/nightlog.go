@@ -83,6 +83,18 @@ func (s *Server) logFailures(now time.Time) {
 	}
 }
 
+// logShed says how often servers told callers to stay away, by pool: where others of the
+// chain take these, nothing else tells.
+func (s *Server) logShed(now time.Time) {
+	if now.Sub(s.shedLog) < refusalsEvery {
+		return
+	}
+	if pools := s.shed.take(); len(pools) > 0 {
+		s.log.Warn("servers told callers to stay away", append(pools, "within", refusalsEvery)...)
+		s.shedLog = now
+	}
+}
+
 // countFailure takes the end of a request that no server answered, or the last with an
 // error of its own. Callers that left, and answers that we or Envoy refused with, are none.
 func (s *Server) countFailure(o *fleet.Outcome) {

@@ -117,6 +117,33 @@ func TestRequestsThatNobodyCountedAreTold(t *testing.T) {
 	}
 }
 
+// TestServersThatShedAreTold, by pool, also where no request fails for it.
+func TestServersThatShedAreTold(t *testing.T) {
+	var out bytes.Buffer
+	r := newRuns(t, Options{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	shed := func(code int, wait time.Duration) {
+		r.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Node: "n", ID: "x", Route: "chat", Endpoint: gpu, Cause: fleet.CauseThrottled, Code: code, RetryAfter: wait, At: r.now})
+	}
+	shed(429, 0)
+	shed(529, time.Second)
+	shed(503, time.Second)
+	shed(503, 0) // for itself alone
+	shed(500, time.Second)
+	r.outcome(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: "x", Route: "chat", Endpoint: gpu, Cause: fleet.CauseThrottled, Code: 429, At: r.now})
+	r.pass(bucket)
+	if want := `msg="servers told callers to stay away" gpu=3 within=10s`; !strings.Contains(out.String(), want) {
+		t.Errorf("log: %s; want %s", &out, want)
+	}
+	out.Reset()
+	shed(429, 0)
+	if r.pass(bucket); strings.Contains(out.String(), "stay away") {
+		t.Errorf("within ten seconds: %s", &out)
+	}
+	if r.pass(refusalsEvery); !strings.Contains(out.String(), "gpu=1 within") {
+		t.Errorf("after ten seconds: %s", &out)
+	}
+}
+
 // TestFailedRequestsAreTold: who has no answer of a server, by route and why; not who left,
 // was refused, or was told that its request is wrong.
 func TestFailedRequestsAreTold(t *testing.T) {

@@ -94,9 +94,10 @@ type Server struct {
 	// modelRefused is true while the model file is one that was not taken.
 	modelRefused atomic.Bool
 	// refused counts 429s since the last line about them, failed requests that ended without
-	// a server's good answer.
-	refused, failed       tally
-	refusedLog, failedLog time.Time // owned by the tick loop, as the next two
+	// a server's good answer, shed attempts whose servers told callers to stay away.
+	refused, failed, shed tally
+	// refusedLog, failedLog and shedLog are when; owned by the tick loop, as the next two.
+	refusedLog, failedLog, shedLog time.Time
 	fullLog               fullLog
 	undecided             undecidedLog
 
@@ -370,6 +371,7 @@ func (s *Server) step(now time.Time) {
 	s.view.Store(view)
 	s.logRefusals(now)
 	s.logFailures(now)
+	s.logShed(now)
 	s.fullLog.look(s.log, now, s.ledger.Dropped())
 	s.undecided.look(s.log, now, s.metrics.undecided.passed.Load(), s.metrics.undecided.refused.Load())
 }
@@ -390,6 +392,9 @@ func (s *Server) outcome(o fleet.Outcome) {
 	s.metrics.outcome(o)
 	if o.Kind == fleet.RequestEnded {
 		s.countFailure(&o)
+	}
+	if o.Kind == fleet.AttemptEnded && closedFor(&o) > 0 {
+		s.shed.count(o.Endpoint.Pool)
 	}
 	if !accesslog.Decided(o.ID) {
 		s.unapplied(&o)
