@@ -98,8 +98,8 @@ type Server struct {
 	refused, failed, shed tally
 	// refusedLog, failedLog and shedLog are when; owned by the tick loop, as the next two.
 	refusedLog, failedLog, shedLog time.Time
-	fullLog               fullLog
-	undecided             undecidedLog
+	fullLog                        fullLog
+	undecided                      undecidedLog
 
 	lock      *os.File // on the state folder
 	listeners struct{ xds, extproc, accessLog, admin, push net.Listener }
