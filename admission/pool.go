@@ -378,16 +378,28 @@ func (l *level) want() float64 { return l.has() + float64(l.waiting) }
 
 // pace sets the pace of all lines.
 func (p *pool) pace(now time.Duration) {
-	total := float64(p.live.Load())
 	for i := range p.levels {
 		l := &p.levels[i]
-		room := p.holds - float64(p.foreign.Load()) - total + float64(l.live.Load())
+		room := p.room(l)
 		if b := l.budget.Load(); b < math.MaxInt64 {
 			room = min(p.holds, float64(b))
 		}
 		l.pace(now, room, p.newcomers, p.tailOf(fleet.BurstLevel(i)))
 	}
 	p.line(now)
+}
+
+// room is how many places a level that has no budget may come to have: what is free and
+// what it has. Those of other levels end for it as well, and count by how often: where
+// their requests are in flight for longer than its own, by as much less.
+func (p *pool) room(l *level) float64 {
+	room := max(0, p.holds-float64(p.inFlight()))
+	takes := float64(max(1, l.expected.Load()))
+	for i := range p.levels {
+		others := &p.levels[i]
+		room += float64(others.live.Load()) * min(1, takes/float64(max(1, others.expected.Load())))
+	}
+	return min(p.holds, room)
 }
 
 // tailOf is the end of the line in which a level's requests wait.
