@@ -46,6 +46,7 @@ type level struct {
 	budget atomic.Int64 // of live, while the pool is full
 	line   line
 	wanted atomic.Uint64 // the bits of wants, as of the last step
+	gain   atomic.Uint64 // the bits of pool.gain, as of the last step
 	// expected is how long a request is in flight, ns; usual is how long it is by what
 	// logs told of alone, for those that nobody will tell the end of.
 	expected, usual atomic.Int64
@@ -84,6 +85,7 @@ type level struct {
 
 func (l *level) init(of fleet.BurstLevel, limit float64) {
 	l.budget.Store(math.MaxInt64)
+	l.gain.Store(math.Float64bits(1))
 	l.expect(of, 1)
 	l.lend(of, 1)
 	l.pace(0, limit, 0, &l.line.tail)

@@ -30,6 +30,7 @@ type caller struct {
 	longest  time.Duration // that it was told
 	ghost    time.Duration // never comes back, but with another first try after so long
 	sdk      bool          // begins anew at once when it is told not to retry, or after two
+	foreign  bool          // not admitted here: takes a place if there is one, or tries again 0.5 s later
 	gaveUp   int           // how often it did
 	from     time.Duration
 	admitted int
@@ -186,6 +187,10 @@ func (l *loop) handle(e event) {
 		heap.Push(&l.queue, event{at: e.at + l.about(c.think), of: c})
 		return
 	}
+	if c.foreign {
+		l.enterForeign(e)
+		return
+	}
 	a := l.ask(c.name)
 	a.Class, a.Level, a.Retry, a.Seed = c.class, c.level, e.retry, l.rng.Uint64()
 	if a.Counts = !c.blind && (!c.waits || c.counts); !a.Counts {
@@ -260,6 +265,19 @@ func (l *loop) handle(e event) {
 	default: // an error to the program, which goes on with something else
 		heap.Push(&l.queue, event{at: e.at + l.about(c.think+time.Second), of: c})
 	}
+}
+
+// enterForeign takes a place of the pool past the gate.
+func (l *loop) enterForeign(e event) {
+	if l.live >= l.places {
+		e.at += 500 * time.Millisecond
+		heap.Push(&l.queue, e)
+		return
+	}
+	e.of.live++
+	l.live++
+	l.byLevel[e.of.level]++
+	heap.Push(&l.queue, event{at: e.at + l.about(l.lasts[e.of.level]), of: e.of, ends: "foreign"})
 }
 
 // try asks for a request's place, as package extproc does: where it holds requests,

@@ -348,7 +348,7 @@ func (p *pool) meet(dt time.Duration) {
 
 // divide finds the shares of clients and the budgets of levels.
 func (p *pool) divide() {
-	capacity := max(0, p.holds-float64(p.foreign.Load()))
+	capacity := p.divides()
 	p.share.Store(math.Float64bits(waterLevel(p.demands, capacity)))
 	var wants [fleet.BurstLevels]demand
 	wanting := 0
@@ -380,18 +380,19 @@ func (l *level) want() float64 { return l.has() + float64(l.waiting) }
 func (p *pool) pace(now time.Duration) {
 	for i := range p.levels {
 		l := &p.levels[i]
-		room := p.room(l)
+		room, gain := p.room(l), p.gain(l)
 		if b := l.budget.Load(); b < math.MaxInt64 {
-			room = min(p.holds, float64(b))
+			room = min(p.holds, float64(b)*gain)
 		}
+		l.gain.Store(math.Float64bits(gain))
 		l.pace(now, room, p.newcomers, p.tailOf(fleet.BurstLevel(i)))
 	}
 	p.line(now)
 }
 
 // room is how many places a level that has no budget may come to have: what is free and
-// what it has. Those of other levels end for it as well, and count by how often: where
-// their requests are in flight for longer than its own, by as much less.
+// what it has. Those of others end for it as well, and count by how often: where their
+// requests are in flight for longer than its own, by as much less.
 func (p *pool) room(l *level) float64 {
 	room := max(0, p.holds-float64(p.inFlight()))
 	takes := float64(max(1, l.expected.Load()))
@@ -399,7 +400,33 @@ func (p *pool) room(l *level) float64 {
 		others := &p.levels[i]
 		room += float64(others.live.Load()) * min(1, takes/float64(max(1, others.expected.Load())))
 	}
-	return min(p.holds, room)
+	return min(p.holds, max(room, p.foreignFor(l)))
+}
+
+// foreignFor is for how many places of a level those count that requests hold which were
+// not admitted here, if they leave them to it. No log tells of their ends: they are taken
+// to be in flight for as long as the pool's are on average, and before there are any for
+// guessMost. Whether others like them come after them is not known either, so these
+// places count only where there are more of them than of the others.
+func (p *pool) foreignFor(l *level) float64 {
+	takes := float64(p.takes.Load())
+	if takes == 0 {
+		takes = float64(guessMost)
+	}
+	return float64(p.foreign.Load()) * min(1, float64(l.expected.Load())/takes)
+}
+
+// divides is how many places clients and levels have shares of: those that foreign
+// requests don't hold, but one at least, which they leave sometime.
+func (p *pool) divides() float64 {
+	return max(p.holds-float64(p.foreign.Load()), min(p.holds, 1))
+}
+
+// gain is how many times as many places are to come for a level as are divided, 1 or more:
+// shares are of what the pool holds now, and slots of what it will.
+func (p *pool) gain(l *level) float64 {
+	divides := p.divides()
+	return max(1, min(p.holds, p.foreignFor(l))/max(divides, 1e-3))
 }
 
 // tailOf is the end of the line in which a level's requests wait.

@@ -313,5 +313,6 @@ func (a *account) each(of fleet.BurstLevel, share float64, alone bool) time.Dura
 			share = min(share, float64(budget)*wants/all)
 		}
 	}
+	share = min(share*math.Float64frombits(l.gain.Load()), whole)
 	return time.Duration(min(float64(l.expected.Load())/max(share, 1e-3), float64(time.Hour)))
 }

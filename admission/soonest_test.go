@@ -263,7 +263,7 @@ func TestWaitIsWhatARefusalTells(t *testing.T) {
 					t.Errorf("%d clients, request %d of %s for %s: would wait %v and may retry: %v", len(clients), n, name, pool, wait, r.ShouldRetry)
 				}
 			}
-			w.tickBoth(time.Second)
+			w.tickBoth(100 * time.Millisecond) // what is in flight is still
 		}
 	}
 }
