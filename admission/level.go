@@ -75,7 +75,8 @@ type level struct {
 	exposure   float64 // … the seconds in flight they came of; both over exposureOver
 	meanInput  float64
 	meanOutput float64
-	measured   bool // the means are of requests that ended
+	measured   bool   // the means are of requests that ended
+	recent     recent // what ended, beside what was expected to
 	// knownEnds and knownSeconds are events and exposure of what logs told of alone,
 	// over the last 1/oneRequest ends.
 	knownEnds, knownSeconds float64
@@ -139,6 +140,9 @@ func (l *level) step(dt time.Duration) {
 		keep = decay(dt, exposureOver)
 		l.events = l.events*keep + ended
 		l.exposure = l.exposure*keep + live*dt.Seconds()
+		if l.recent.slower(dt, ended, live, time.Duration(l.expected.Load())) {
+			l.forget(live)
+		}
 	}
 	l.answers.step()
 	l.hear()

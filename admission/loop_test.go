@@ -78,6 +78,8 @@ type loop struct {
 	lives   []float64 // at ticks
 	shares  map[*caller]float64
 	since   time.Duration
+	slow    float64         // times as long requests take …
+	slowAt  time.Duration   // … that enter from then on
 	exact   bool            // requests take their mean time in flight
 	lag     time.Duration   // until a log tells of an end, at most
 	blind   bool            // places may be kept for who was told to come
@@ -216,7 +218,11 @@ func (l *loop) handle(e event) {
 		c.live++
 		l.live++
 		l.byLevel[c.level]++
-		heap.Push(&l.queue, event{at: e.at + l.about(l.lasts[c.level]), of: c, ends: a.ID})
+		takes := l.lasts[c.level]
+		if l.slow > 0 && e.at >= l.slowAt {
+			takes = time.Duration(float64(takes) * l.slow)
+		}
+		heap.Push(&l.queue, event{at: e.at + l.about(takes), of: c, ends: a.ID})
 		heap.Push(&l.queue, event{at: e.at, of: c, beats: a.ID})
 		return
 	default:
