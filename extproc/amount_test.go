@@ -30,6 +30,7 @@ func TestMessagesQuoteWhatWasAsked(t *testing.T) {
 	}{
 		{"over the model's limit", 1e300, nil, small, nil,
 			"This request asks for more than 2000000000 output tokens and the model gives at most 8192: set max_tokens to 8192 or less."},
+		{"over it by text with a digit separator", "9_000", nil, small, nil, "This request asks for 9000 output tokens and the model gives at most 8192"},
 		{"at the cut", 2147483647, nil, small, nil, "This request asks for more than 2000000000 output tokens"},
 		{"below the cut", 2147483646, nil, small, nil, "This request asks for 2147483646 output tokens"},
 		{"no room", 1e10, nil, func(in *plan.Inputs, _ *Options) {

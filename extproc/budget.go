@@ -69,14 +69,15 @@ func DeclaredNumber(f float64) Declared {
 }
 
 // DeclaredText reads a header's value or a JSON string: decimal numbers with an
-// optional sign, fraction and exponent, surrounded by white space; in a list
-// with commas the largest counts. Hexadecimal, digit separators, NaN, infinity
+// optional sign, fraction and exponent, surrounded by white space (Unicode's), with
+// or without underscores between digits, as Python's servers take them; in a list
+// with commas the largest counts. Hexadecimal, underscores elsewhere, NaN, infinity
 // and digits beyond ASCII are unusable.
 func DeclaredText(s []byte) Declared {
 	d := Declared{Seen: true}
 	for {
 		part, rest, more := bytes.Cut(s, []byte{','})
-		d = d.Or(declaredOne(bytes.Trim(part, " \t\r\n")))
+		d = d.Or(declaredOne(bytes.TrimSpace(part)))
 		if !more {
 			return d
 		}
@@ -85,15 +86,20 @@ func DeclaredText(s []byte) Declared {
 }
 
 func declaredOne(s []byte) Declared {
-	digits := 0
+	digits, separated := 0, false
 	for _, c := range s {
 		switch {
-		case '0' <= c && c <= '9':
+		case isDigit(c):
 			digits++
+		case c == '_':
+			separated = true
 		case c == '+' || c == '-' || c == '.' || c == 'e' || c == 'E':
 		default:
 			return Declared{Seen: true}
 		}
+	}
+	if separated {
+		s = joined(s)
 	}
 	if digits == len(s) && digits > 0 && digits <= 9 {
 		n := fleet.Tokens(0)
@@ -108,6 +114,23 @@ func declaredOne(s []byte) Declared {
 	}
 	return DeclaredNumber(f)
 }
+
+// joined is s without the underscores between digits, nil if one stands elsewhere.
+// Python takes one at a time; pydantic 2.13 any number behind leading zeros ("0__9").
+func joined(s []byte) []byte {
+	out := make([]byte, 0, len(s))
+	for i, c := range s {
+		switch {
+		case c != '_':
+			out = append(out, c)
+		case i == len(s)-1 || len(out) == 0 || !isDigit(out[len(out)-1]) || (s[i+1] != '_' && !isDigit(s[i+1])):
+			return nil
+		}
+	}
+	return out
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 // BudgetInput is all that a budget depends on.
 type BudgetInput struct {

@@ -2,6 +2,8 @@ package extproc
 
 import (
 	"math"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -12,18 +14,50 @@ import (
 func TestDeclaredTextReadsWhatServersWouldRead(t *testing.T) {
 	for in, want := range map[string]fleet.Tokens{
 		"512": 512, " 512 ": 512, "\t512\r\n": 512, "512.0": 512, "5.12e2": 512, "1e3": 1000, "1.5": 2, "0.2": 1,
+		"9000.00": 9000, "9000.": 9000, "9_000": 9000, "9_0_0_0": 9000, "+9_000": 9000, "9_000.00": 9000, "1_0e0_2": 1000, "0__9_000": 9000,
+		"9_000,16": 9000, "9_999_999_999": MaxBudget, "\u00a0512\u3000": 512, "\v512\f": 512, "\u0085512": 512,
 		"+512": 512, "0512": 512, "16, 32000": 32000, "32000,16": 32000, "16,": 16, "abc,16": 16,
 		"1e9": 1_000_000_000, "2147483647": MaxBudget, "2147483648": MaxBudget, "9223372036854775808": MaxBudget, "1e400": MaxBudget,
 		strings.Repeat("9", 10_000): MaxBudget,
 		// unusable
 		"": 0, " ": 0, "0": 0, "-0": 0, "-1": 0, "NaN": 0, "inf": 0, "Infinity": 0, "true": 0, "null": 0, "[512]": 0, "{}": 0,
-		"512abc": 0, "0x200": 0, "1_000": 0, "５１２": 0, "5 12": 0, "e": 0, "+": 0, ".": 0, "--5": 0, "1e-400": 0, "-1e400": 0, "512\x00": 0,
+		"512abc": 0, "0x200": 0, "_9000": 0, "9000_": 0, "9000__": 0, "9_.0": 0, "9._0": 0, "9_e3": 0, "9e_3": 0,
+		"+_9": 0, "-9_000": 0, "_": 0, "0_": 0, "9_a": 0, "0x2_0": 0, "５１２": 0, "\u200b512": 0, "\ufeff512": 0, "5 12": 0, "e": 0, "+": 0, ".": 0, "--5": 0, "1e-400": 0, "-1e400": 0, "512\x00": 0,
 	} {
 		got := DeclaredText([]byte(in))
 		if got.Tokens != want || !got.Seen {
 			t.Errorf("%.40q is %v; want %d", in, got, want)
 		}
 	}
+}
+
+// number is the oracle of FuzzDeclaredText: what one part of a list may look like.
+var number = regexp.MustCompile(strings.ReplaceAll(`^[+-]?(D\.?|D\.D|\.D)([eE][+-]?D)?$`, "D", `[0-9](?:_*[0-9])*`))
+
+// FuzzDeclaredText compares the reader with a regular expression and strconv.
+func FuzzDeclaredText(f *testing.F) {
+	for _, s := range []string{"512", " 9_000.00, +1e3", "0__9", "9__0", "_9,9_", "9_.5", "-1_0", "1e400", "0x_9", "\u00a07\u2003", "５１２", ",", "9_9e9_9"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		want := fleet.Tokens(0)
+		for part := range strings.SplitSeq(s, ",") {
+			part = strings.TrimSpace(part)
+			if !number.MatchString(part) {
+				continue
+			}
+			n, err := strconv.ParseFloat(strings.ReplaceAll(part, "_", ""), 64)
+			if err != nil && !math.IsInf(n, 0) {
+				t.Fatalf("%q is no number: %v", part, err)
+			}
+			if n > 0 {
+				want = max(want, fleet.Tokens(math.Ceil(min(n, float64(MaxBudget)))))
+			}
+		}
+		if got := DeclaredText([]byte(s)); got != (Declared{want, true}) {
+			t.Errorf("%q is %+v; want %d", s, got, want)
+		}
+	})
 }
 
 func TestDeclaredNumberSaturatesAndRoundsUp(t *testing.T) {
@@ -125,7 +159,10 @@ func TestBudgetCorpus(t *testing.T) {
 		{"512abc", "", parsed("512abc"), preset, BudgetInvalid},
 		{"0x200", "", parsed("0x200"), preset, BudgetInvalid},
 		{"full-width digits", "", parsed("５１２"), preset, BudgetInvalid},
-		{"1_000", "", parsed("1_000"), preset, BudgetInvalid},
+		{"9_000", "", parsed("9_000"), 9000, BudgetBody},
+		{"9000.00", "", parsed("9000.00"), 9000, BudgetBody},
+		{"no-break spaces", "", parsed("\u00a0512\u00a0"), 512, BudgetBody},
+		{"9000_", "", parsed("9000_"), preset, BudgetInvalid},
 		{"NaN as text", "", parsed("NaN"), preset, BudgetInvalid},
 		{"broken, truncated, UTF-16, gzip, multipart, two documents, 1,000 levels", "", broken, preset, BudgetUnreadable},
 		{"16 then 32000: the last counts", "", parsed(32000), 32000, BudgetBody},
@@ -140,6 +177,7 @@ func TestBudgetCorpus(t *testing.T) {
 		{"header alone", "512", nothing, 512, BudgetHeader},
 		{"header with a list", "16, 32000", parsed(20), 32000, BudgetMismatch},
 		{"header with a sign", "+512", nothing, 512, BudgetHeader},
+		{"header with a digit separator", "9_000", parsed("16"), 9000, BudgetMismatch},
 		{"header empty", "-", parsed(512), 512, BudgetBody},
 		{"header empty and nothing else", "-", nothing, preset, BudgetInvalid},
 		{"header, body unreadable", "16", broken, preset, BudgetUnreadable},

@@ -69,6 +69,10 @@ func corpus(t *testing.T) []corpusRow {
 		r("5.12e2", asked("5.12e2"), 512, extproc.BudgetBody),
 		r("512 as text", asked(`"512"`), 512, extproc.BudgetBody),
 		r("512 as text, with spaces", asked(`" 512\n"`), 512, extproc.BudgetBody),
+		r("512 as text, with no-break spaces", asked(`"\u00a0512\u00a0"`), 512, extproc.BudgetBody),
+		r("512.00 as text", asked(`"512.00"`), 512, extproc.BudgetBody),
+		r("digit separator as text", asked(`"5_12"`), 512, extproc.BudgetBody),
+		r("digit separators behind zeros as text", asked(`"0__512"`), 512, extproc.BudgetBody),
 		r("escaped key", `{"max\u005ftokens":512}`, 512, extproc.BudgetBody),
 		r("wholly escaped key", `{"\u006d\u0061\u0078\u005f\u0074\u006f\u006b\u0065\u006e\u0073":512}`, 512, extproc.BudgetBody),
 		r("byte order mark", "\ufeff"+asked("512"), 512, extproc.BudgetBody),
@@ -126,7 +130,7 @@ func corpus(t *testing.T) []corpusRow {
 		r("text with junk", asked(`"4abc"`), none, extproc.BudgetInvalid),
 		r("hexadecimal text", asked(`"0x4"`), none, extproc.BudgetInvalid),
 		r("full-width digits as text", asked(`"５１２"`), none, extproc.BudgetInvalid),
-		r("digit separator as text", asked(`"1_000"`), none, extproc.BudgetInvalid),
+		r("digit separator at the end of text", asked(`"1000_"`), none, extproc.BudgetInvalid),
 		r("zero byte in text", asked(`"4\u0000"`), none, extproc.BudgetInvalid),
 
 		// Broken bodies go on, and the server refuses them.
@@ -214,6 +218,7 @@ func corpus(t *testing.T) []corpusRow {
 		r("two headers and a body", asked("700"), 32000, extproc.BudgetMismatch, "x-max-tokens", "16", "max-tokens", "32000"),
 		r("list in a header", `{"model":"m"}`, 32000, extproc.BudgetHeader, "x-max-tokens", "16, 32000"),
 		r("header with a sign", `{"model":"m"}`, 512, extproc.BudgetHeader, "x-max-tokens", "+512"),
+		r("header with a digit separator", `{"model":"m"}`, 512, extproc.BudgetHeader, "x-max-tokens", "5_12"),
 		r("header with spaces", `{"model":"m"}`, 512, extproc.BudgetHeader, "x-max-tokens", "  512  "),
 		r("empty header", `{"model":"m"}`, none, extproc.BudgetInvalid, "x-max-tokens", ""),
 		r("empty header, body", asked("16"), 16, extproc.BudgetBody, "x-max-tokens", ""),
