@@ -89,6 +89,7 @@ type use struct {
 	slots            slots
 	held             int32
 	requests, tokens promises
+	spent            spent
 }
 
 // account is what a client has of one pool in one class. A client that asks in

@@ -125,13 +125,18 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	b := g.bid(a)
 	c := g.meet(&b)
 	why, hint := c.enter(&b)
-	if why != ReasonAdmitted && a.Hold {
+	limited := why == ReasonRequests // as if the limiter had been asked
+	if why != ReasonAdmitted && !limited && a.Hold {
 		c.mu.Unlock()
 		return Verdict{Reason: why, Held: true, Standing: b.standing(Reservation{})}
 	}
-	c.arrive(&b, why != ReasonAdmitted)
+	c.arrive(&b, why != ReasonAdmitted && !limited)
+	if limited {
+		c.served(&b)
+		b.unfresh()
+	}
 	if why != ReasonAdmitted {
-		v := Verdict{Reason: why, Standing: b.standing(Reservation{})}
+		v := Verdict{Reason: why, Standing: b.standing(c.known(&b, why))}
 		v.Refusal = c.refuse(&b, why, v.Standing)
 		c.mu.Unlock()
 		g.count.refused(&b, why)
@@ -140,6 +145,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	c.served(&b)
 	c.mu.Unlock()
 	got := g.reserve(&b)
+	g.learn(&b, c, &got)
 	if got.Admitted && g.claim(&b, c, got.Ticket) {
 		b.pool.levels[a.Level].guess(max(0, a.Input), max(0, a.Output))
 		g.count.admitted(&b, got.Ticket)
@@ -153,9 +159,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	c.mu.Lock()
 	c.leave(b.pool, b.class, b.use(), b.ends)
 	b.pool.leave(a.Level)
-	if b.fresh {
-		b.pool.fresh.Add(-1) // it takes no place after all
-	}
+	b.unfresh()
 	v.Refusal = c.refuse(&b, got.Reason, v.Standing)
 	c.mu.Unlock()
 	g.count.refused(&b, got.Reason)
@@ -244,6 +248,30 @@ func (g *Gate) reserve(b *bid) Reservation {
 		at = g.now()
 	}
 	return g.limiter.Reserve(LimitKey{Limit: b.limit.Name, Client: b.ask.Client}, b.rates, b.cost, at)
+}
+
+// learn keeps what the limiter told for refusals that don't ask it, which are those for
+// concurrency.
+func (g *Gate) learn(b *bid, c *client, got *Reservation) {
+	if b.cap == 0 || got.Requests.Limit <= 0 {
+		return
+	}
+	now := g.since(time.Time{})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.shared { // or it would be told to others
+		c.use(b.limit.Name).spent.learn(b, got, now)
+	}
+}
+
+// known is the standing of a request that is refused without asking the limiter, as far
+// as it is the reason. The client is locked.
+func (c *client) known(b *bid, why Reason) Reservation {
+	if why != ReasonRequests {
+		return Reservation{}
+	}
+	got, _ := c.use(b.limit.Name).spent.standing(b)
+	return got
 }
 
 // settle corrects a reservation to what was used.
@@ -377,7 +405,8 @@ func (c *client) arrive(b *bid, refused bool) {
 	}
 }
 
-// enter counts a request in flight, or says why it may not be. The hint, if not
+// enter counts a request in flight, or says why it may not be: ReasonRequests where its
+// rate, by what the limiter told last, keeps it out for longer than its concurrency. The hint, if not
 // 0, is how many the client should have in flight, which it nearly has. The
 // client is locked.
 func (c *client) enter(b *bid) (why Reason, hint int) {
@@ -388,6 +417,9 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	var u *use
 	if b.cap > 0 {
 		if u = c.use(b.limit.Name); u.live >= b.cap || u.yields(b) {
+			if u.spends(b) {
+				return ReasonRequests, 0
+			}
 			return ReasonConcurrency, 0
 		}
 	}
@@ -416,6 +448,13 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 		u.ends.add(b.ends)
 	}
 	return ReasonAdmitted, nearly(a, u, b, share)
+}
+
+// unfresh takes back what arrive counted: the request takes no place after all.
+func (b *bid) unfresh() {
+	if b.fresh {
+		b.pool.fresh.Add(-1)
+	}
 }
 
 // served takes the slot of a request away that found room before it. The client is

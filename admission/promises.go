@@ -1,6 +1,51 @@
 package admission
 
-import "time"
+import (
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// spent is what the limiter told last of a client's requests, where none were left.
+type spent struct {
+	quota Quota
+	local bool
+	rate  fleet.Rate    // that counted
+	ends  time.Duration // of the window
+	told  time.Duration // when it was told
+}
+
+// learn keeps what the limiter told. What was asked before it told that none were left
+// doesn't say otherwise: answers overtake each other.
+func (s *spent) learn(b *bid, got *Reservation, now time.Duration) {
+	switch q := got.Requests; {
+	case q.Limit <= 0:
+	case q.Remaining <= 0:
+		*s = spent{quota: q, local: got.Local, rate: b.rates.Requests, ends: b.now + q.Reset, told: now}
+	case b.now > s.told:
+		*s = spent{}
+	}
+}
+
+// standing is what was told, as far as it still holds: of a window that runs.
+func (s *spent) standing(b *bid) (got Reservation, ok bool) {
+	if s.ends <= b.now || s.rate != b.rates.Requests {
+		return Reservation{}, false
+	}
+	got = Reservation{Requests: s.quota, Local: s.local}
+	got.Requests.Reset = s.ends - b.now
+	return got, true
+}
+
+// spends reports whether a request that finds no place of the limit would find one before
+// the next requests of its rate: it waits for those.
+func (u *use) spends(b *bid) bool {
+	if _, ok := u.spent.standing(b); !ok {
+		return false
+	}
+	from, _ := b.span()
+	return max(u.spent.ends, u.requests.last) > from+u.queued(from, b)
+}
 
 // promises are the slots that a client was given for one of its rates: in the windows to
 // come as much of each as the limit lets in, in the order in which they were asked for.

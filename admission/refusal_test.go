@@ -135,6 +135,150 @@ func TestRefusedByTheLimiterGivesItsPlaceBack(t *testing.T) {
 	}
 }
 
+// window is a limiter that lets in so many requests until it is told otherwise.
+type window struct {
+	left, asked int
+	reset       time.Duration
+}
+
+func (w *window) Reserve(_ admission.LimitKey, r admission.Rates, _ fleet.Tokens, _ time.Time) admission.Reservation {
+	w.asked++
+	got := admission.Reservation{Admitted: w.left > 0, Reason: admission.ReasonAdmitted}
+	if w.left--; !got.Admitted {
+		w.left, got.Reason = 0, admission.ReasonRequests
+	}
+	got.Requests = admission.Quota{Limit: int64(r.Requests.Amount), Remaining: int64(w.left), Window: r.Requests.Window, Reset: w.reset}
+	return got
+}
+
+func (w *window) Settle(admission.Ticket, fleet.Tokens) {}
+
+// crowded is a gate with as many requests of one client in flight as its limit of two
+// lets it have at a time, which were the last of its window.
+func crowded(t *testing.T, reset time.Duration) (*admission.Gate, *window, *time.Time, func(fleet.Rate)) {
+	w := &window{left: 2, reset: reset}
+	now := noon
+	config := func(r fleet.Rate) *fleet.Config {
+		return &fleet.Config{
+			Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 100, Endpoints: make([]fleet.Endpoint, 1)}},
+			Routes: []fleet.Route{{Name: "r", Class: fleet.ClassInteractive, FairShare: true}},
+			Limits: []fleet.Limit{{Name: "team", Key: fleet.ClientKeyAuthorization, Concurrency: 2, Requests: r}},
+		}
+	}
+	g := admission.New(admission.Options{Limiter: w, Now: func() time.Time { return now }, Config: config(fleet.Rate{Amount: 50, Window: time.Minute})})
+	for n := range 2 {
+		if v := g.Admit(ask(n, now)); !v.Admitted {
+			t.Fatalf("%+v", v)
+		}
+	}
+	return g, w, &now, func(r fleet.Rate) { g.Reconfigure(config(r)) }
+}
+
+// TestWhoIsPastItsConcurrencyWaitsForItsWindow, where the limiter said that that is used
+// up and it begins later than a place is free: without asking it again, and not held.
+func TestWhoIsPastItsConcurrencyWaitsForItsWindow(t *testing.T) {
+	g, w, now, _ := crowded(t, 40*time.Second)
+	*now = now.Add(6 * time.Second)
+	for n := 2; n < 5; n++ {
+		a := ask(n, *now)
+		a.Hold = n == 2
+		v := g.Admit(a)
+		if v.Admitted || v.Held || v.Reason != admission.ReasonRequests || w.asked != 2 {
+			t.Fatalf("%+v, the limiter was asked %d times; want it refused at once, for its requests", v, w.asked)
+		}
+		if want := (admission.Quota{Limit: 50, Window: time.Minute, Reset: 34 * time.Second}); v.Standing.Requests != want || v.Standing.Policy != "team" {
+			t.Errorf("standing %+v; want %+v", v.Standing, want)
+		}
+		// Each has a place of its own in the next window.
+		from := 34*time.Second + time.Duration(n-2)*time.Minute/50
+		if r := v.Refusal; !r.ShouldRetry || r.RetryAfter < from || r.RetryAfter > from+1201*time.Millisecond || r.InFlight != 2 || r.Concurrency != 2 {
+			t.Errorf("request %d: %+v; want it told to come back in %v", n, r, from)
+		}
+	}
+	if c := g.Counters(); c.Claims != 2 {
+		t.Errorf("%d claims; want those of two requests", c.Claims)
+	}
+	*now = now.Add(34 * time.Second)
+	for n := range 2 {
+		g.Cancel(ask(n, *now).ID)
+	}
+	w.left = 50
+	if v := g.Admit(ask(6, *now)); !v.Admitted {
+		t.Errorf("in the next window: %+v", v)
+	}
+}
+
+// TestWhoIsPastItsConcurrencyWaitsForAPlace, where nothing is known of its window, or no
+// more, and where a place becomes free later than the window begins.
+func TestWhoIsPastItsConcurrencyWaitsForAPlace(t *testing.T) {
+	for name, row := range map[string]struct {
+		reset  time.Duration
+		change func(g *admission.Gate, w *window, now *time.Time, rate func(fleet.Rate))
+	}{
+		"the window has ended": {time.Second, func(_ *admission.Gate, _ *window, now *time.Time, _ func(fleet.Rate)) {
+			*now = now.Add(time.Second)
+		}},
+		"the rate is another": {40 * time.Second, func(_ *admission.Gate, _ *window, _ *time.Time, rate func(fleet.Rate)) {
+			rate(fleet.Rate{Amount: 100, Window: time.Minute})
+		}},
+		"the limiter said otherwise later": {40 * time.Second, func(g *admission.Gate, w *window, now *time.Time, _ func(fleet.Rate)) {
+			*now = now.Add(time.Millisecond)
+			w.left = 20
+			g.Cancel(ask(1, *now).ID)
+			g.Admit(ask(2, *now))
+		}},
+		"answers take longer": {time.Millisecond, func(*admission.Gate, *window, *time.Time, func(fleet.Rate)) {}},
+	} {
+		g, w, now, rate := crowded(t, row.reset)
+		row.change(g, w, now, rate)
+		asked := w.asked
+		v := g.Admit(ask(9, *now))
+		if v.Reason != admission.ReasonConcurrency || v.Standing.Requests.Limit != 0 || v.Refusal.InFlight != 2 || w.asked != asked {
+			t.Errorf("%s: %+v; want it refused for its concurrency", name, v)
+		}
+	}
+}
+
+// TestAnswersOfTheLimiterOvertakeEachOther: what it said before nothing was left is not
+// taken for what it said after.
+func TestAnswersOfTheLimiterOvertakeEachOther(t *testing.T) {
+	g, w, now, _ := crowded(t, 40*time.Second)
+	g.Cancel(ask(1, *now).ID)
+	w.left = 20
+	g.Admit(ask(2, *now)) // asked at the same time, and heard of later
+	if v := g.Admit(ask(3, *now)); v.Reason != admission.ReasonRequests {
+		t.Errorf("%+v; want it refused for its requests", v)
+	}
+}
+
+// TestSpentWindowsAreNotTakenForOthers: clients that the table has no room for count as
+// one in flight, and each has a rate of its own.
+func TestSpentWindowsAreNotTakenForOthers(t *testing.T) {
+	now := noon
+	w := &window{left: 1, reset: 40 * time.Second}
+	g := admission.New(admission.Options{Limiter: w, Now: func() time.Time { return now }, Clients: 1, Config: &fleet.Config{
+		Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 1000, Endpoints: make([]fleet.Endpoint, 1)}},
+		Routes: []fleet.Route{{Name: "r", Class: fleet.ClassInteractive}},
+		Limits: []fleet.Limit{{Name: "team", Key: fleet.ClientKeyAuthorization, Concurrency: 1, Requests: fleet.Rate{Amount: 50, Window: time.Minute}}},
+	}})
+	g.Admit(ask(0, now)) // it takes the table's only place
+	concurrency := 0
+	for n := 1; n <= 500; n++ {
+		w.left = 1
+		a := ask(n, now)
+		a.Client = admission.ClientOf(fleet.ClientKeyAuthorization, fmt.Append(nil, n))
+		switch v := g.Admit(a); v.Reason {
+		case admission.ReasonRequests:
+			t.Fatalf("request %d is refused for the rate of another: %+v", n, v)
+		case admission.ReasonConcurrency:
+			concurrency++
+		}
+	}
+	if concurrency < 400 {
+		t.Errorf("%d of 500 refused for the concurrency of clients that share a place", concurrency)
+	}
+}
+
 func TestTokensAreSettledByWhatWasUsed(t *testing.T) {
 	for name, row := range map[string]struct {
 		outcome fleet.Outcome
