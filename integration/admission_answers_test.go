@@ -772,3 +772,56 @@ limits:
 	s.serve(t)
 	envoytest.Eventually(t, "closed routes serve again", func() bool { return s.postOnce(t, "/v1/messages", `{"max_tokens":4}`).status == http.StatusOK })
 }
+
+// TestWhoIsPastItsConcurrencyIsToldOfItsWindow where that is used up too: it would
+// find no place for it when the one that runs has ended.
+func TestWhoIsPastItsConcurrencyIsToldOfItsWindow(t *testing.T) {
+	m := newModelServer(t)
+	release := make(chan struct{})
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush() // its caller knows that it was let in
+		if r.Header.Get("X-Waits") != "" {
+			<-release
+		}
+	}))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+limits:
+  - { name: few, requests: 2/day, concurrency: 1 }
+`, m.addr()))
+	key := []string{"authorization", "Bearer one"}
+	if a := s.post(t, chatPath, `{"max_tokens":4}`, key...); a.status != http.StatusOK {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	var running *http.Response
+	envoytest.Eventually(t, "the end of the first to be known", func() bool {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.listen+chatPath, strings.NewReader(`{"max_tokens":4}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header = http.Header{"Content-Type": {"application/json"}, "Authorization": {"Bearer one"}, "X-Waits": {"1"}}
+		if running, err = s.with.Do(request); err != nil {
+			t.Fatal(err)
+		}
+		if running.StatusCode != http.StatusTooManyRequests {
+			return true
+		}
+		_ = running.Body.Close()
+		return false
+	})
+	defer running.Body.Close()
+	defer close(release)
+	if left := whole(running.Header, "X-Ratelimit-Remaining"); running.StatusCode != http.StatusOK || left != 0 {
+		t.Fatalf("status %d, %d left", running.StatusCode, left)
+	}
+	a := s.post(t, chatPath, `{"max_tokens":4}`, key...)
+	expectOwnError(t, a, http.StatusTooManyRequests, fleet.DialectOpenAI, "Your limit of 2 requests per day is used up; the limit is reset in ")
+	expectHeader(t, a, "X-Ratelimit-Remaining", "0")
+	expectHeader(t, a, "X-Should-Retry", "false")
+	expectHeader(t, a, "Retry-After-Ms", "60000")
+}
