@@ -116,7 +116,7 @@ func BuildListener(cfg *fleet.Config, group fleet.Group, listen netip.AddrPort, 
 
 func connectionManager(group fleet.Group) *hcmv3.HttpConnectionManager {
 	return &hcmv3.HttpConnectionManager{
-		StatPrefix: "fairlead",
+		StatPrefix: wire.StatPrefix,
 		// HTTP/1.1 and HTTP/2 with prior knowledge on one port.
 		CodecType:            hcmv3.HttpConnectionManager_AUTO,
 		Http2ProtocolOptions: http2Options(group.Listener.HTTP2),

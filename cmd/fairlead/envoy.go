@@ -68,8 +68,13 @@ func runEnvoy(ctx context.Context, args []string, io stdio) error {
 	sidecar.register(flags)
 	concurrency := flags.Int("concurrency", 1, "worker `threads`")
 	level := flags.String("log-level", "warning", "Envoy's log `level`")
+	drain := flags.Duration("drain", drainFor, "let running requests end for this `time` when told to end (SIGTERM, Ctrl-C), and end at once when told again;\n"+
+		"in Kubernetes 5s less than terminationGracePeriodSeconds (30 by default); 0 lets none end")
 	if err := parse(flags, args, 0); err != nil {
 		return err
+	}
+	if *drain < 0 {
+		return usageError{fmt.Errorf("fairlead envoy: --drain %v; accepted: 0 or more", *drain)}
 	}
 	options, err := sidecar.options()
 	if err != nil {
@@ -94,6 +99,11 @@ func runEnvoy(ctx context.Context, args []string, io stdio) error {
 	case <-process.Done():
 		return process.Wait()
 	case <-ctx.Done():
+		if *drain > 0 {
+			if err := newDrainer(process, options.Admin).drain(*drain, io.err); err != nil {
+				fmt.Fprintf(io.err, "running requests are cut: %v\n", err)
+			}
+		}
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
 		return process.Stop(stopping)

@@ -45,6 +45,7 @@ func TestFaultsOfTheCallExitWith2AndSayWhatIsAccepted(t *testing.T) {
 		{"unknown format", []string{"demo", "-o", "xml"}, "accepted: text, json"},
 		{"unknown group", []string{"bootstrap", "-f", quickstart, "--group", "nope"}, "accepted: [edge]"},
 		{"bad listen", []string{"bootstrap", "-f", quickstart, "--listen", "here"}, "accepted: ip:port"},
+		{"bad drain", []string{"envoy", "-f", quickstart, "--drain", "-1s"}, "accepted: 0 or more"},
 		{"bad bootstrap format", []string{"bootstrap", "-f", quickstart, "-o", "toml"}, "accepted: yaml, json"},
 		{"rollout without weights", []string{"rollout", "set", "chat"}, "accepted: get, set ROUTE POOL=WEIGHT"},
 		{"rollout with a bad weight", []string{"rollout", "set", "-f", quickstart, "chat", "h100=-1"}, "whole number"},

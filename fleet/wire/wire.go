@@ -168,6 +168,10 @@ const (
 	GroupPool = "pool-"
 )
 
+// StatPrefix is in the names of Envoy's statistics of our listeners' HTTP, behind
+// "http.".
+const StatPrefix = "fairlead"
+
 // Names of the gRPC access logs.
 const (
 	// LogUpstream carries UpstreamPoolReady and UpstreamEnd entries, one pair
