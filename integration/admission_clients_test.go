@@ -86,11 +86,13 @@ limits:
 		{"the address, forwarded for another", "address", one, []string{"x-forwarded-for", "203.0.113.9", "forwarded", "for=203.0.113.9", "x-real-ip", "203.0.113.9"}, -1},
 
 		{"key x", "key", one, []string{"authorization", "Bearer x"}, 1},
-		{"key x, with made-up headers", "key", three, []string{"authorization", "Bearer x", "x-client-id", "somebody", "x-fairlead-client", "somebody", "x-api-key", "decoy"}, 0},
+		{"key x, with made-up headers", "key", three, []string{"authorization", "Bearer x", "x-client-id", "somebody", "x-fairlead-client", "somebody"}, 0},
 		{"key x again", "key", two, []string{"authorization", "Bearer x", "user-agent", "another"}, -1},
 		{"key y", "key", one, []string{"authorization", "Bearer y"}, 1},
 		{"an API key", "key", one, []string{"x-api-key", "k"}, 1},
+		{"the API key as a bearer's", "key", two, []string{"authorization", "bearer k"}, 0},
 		{"no key: the address", "key", one, nil, 1},
+		{"two that differ: the address", "key", three, []string{"authorization", "Bearer x", "x-api-key", "decoy"}, 0},
 	} {
 		a, err := ask(t.Context(), row.with, "https://"+listen+"/"+row.route+chatPath, `{"max_tokens":4}`, false, row.headers...)
 		if err != nil {
