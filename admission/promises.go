@@ -57,8 +57,9 @@ type promises struct {
 	window, last time.Duration
 	taken        int64
 	n            int
-	// due is how many slots of the window that runs may still be used.
-	due int
+	// due is how many slots of the window that runs may still be used; full is how many the
+	// last had that was filled.
+	due, full int
 }
 
 // roll follows the windows, and reports whether a request that is refused comes too early:
@@ -71,6 +72,8 @@ func (p *promises) roll(begins, window time.Duration, again bool) (early bool) {
 		p.due = 0
 		if ran := begins - window - p.window; -window/part < ran && ran < window/part {
 			p.due = p.n
+		} else if ran < 0 { // slots reach further
+			p.due = p.full
 		}
 		p.next = begins
 	}
@@ -92,7 +95,7 @@ func (p *promises) roll(begins, window time.Duration, again bool) (early bool) {
 func (p *promises) promise(opens time.Duration, q Quota, cost int64) time.Duration {
 	limit, cost := max(1, q.Limit), max(1, cost)
 	for p.taken > 0 && p.taken+cost > limit || p.window+q.Window <= opens && q.Window > 0 {
-		p.window, p.taken, p.n = p.window+q.Window, 0, 0
+		p.window, p.taken, p.n, p.full = p.window+q.Window, 0, 0, p.n
 	}
 	p.last = max(opens, p.window+time.Duration(float64(q.Window)*float64(p.taken)/float64(limit)))
 	p.taken += min(cost, limit)

@@ -10,8 +10,9 @@ const (
 	slowerDue   = 16
 	slowerSpan  = 500 * time.Millisecond
 	// slowerPart is the part of the ends expected below which servers have become slower.
-	// Answers whose times are distributed exponentially, or log-normally to a standard
-	// deviation of three times the mean, never came below it in simulations of ten minutes.
+	// Answers whose times are distributed exponentially never came below it in simulations
+	// of ten minutes; of few in flight log-normal ones with a standard deviation of three
+	// times the mean do now and then, and callers are told longer times for a while.
 	slowerPart = 0.25
 )
 

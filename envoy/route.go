@@ -515,7 +515,7 @@ func passBodiless(built []*routev3.Route, first fleet.Route) []*routev3.Route {
 	// routesOf builds both for every route.
 	generates := slices.IndexFunc(built, named(first.Name))
 	other := slices.IndexFunc(built, named(first.Name+wire.RouteOther))
-	bodiless := headerMatches(":method", "GET|HEAD|OPTIONS")
+	bodiless := headerMatches(":method", "GET|HEAD|OPTIONS|DELETE|TRACE")
 	out := []*routev3.Route{upgrading(built[generates]), matching(built[other], bodiless)}
 	if first.Generates != fleet.GeneratesAll {
 		out = append([]*routev3.Route{matching(built[other], append(otherPath(), bodiless)...)}, out...)

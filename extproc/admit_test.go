@@ -64,7 +64,7 @@ func TestWhoAsks(t *testing.T) {
 		{"API key", fleet.ClientKeyAuthorization, func(m *message) { m.headers["x-api-key"] = "k" }, by(fleet.ClientKeyAuthorization, "Bearer k")},
 		{"authorization beside another API key", fleet.ClientKeyAuthorization, func(m *message) {
 			m.headers["x-api-key"], m.headers["authorization"] = "k", "Bearer a"
-		}, address},
+		}, by(fleet.ClientKeyAuthorization, "Bearer a")},
 		{"no credential", fleet.ClientKeyAuthorization, func(*message) {}, address},
 		{"empty credential", fleet.ClientKeyAuthorization, func(m *message) { m.headers["authorization"] = "" }, address},
 		{"text claim", fleet.ClientKeyJWT, func(m *message) { m.claims = map[string]any{"sub": "ann"} }, by(fleet.ClientKeyJWT, "ann")},

@@ -30,22 +30,38 @@ func (c *credential) add(value []byte) {
 	c.value = value
 }
 
-// by is what tells callers apart, nil if nothing does: the one credential that is shown.
-// Servers read one header or the other, or either: of two different credentials one may be
-// invented, and nothing tells which. It may use scratch.
-func (c *credentials) by(scratch []byte) []byte {
+// by is what tells callers of that dialect apart, nil if nothing does: the one credential
+// that is shown. Of two different ones one may be invented. Servers of the OpenAI API read
+// authorization, and some x-api-key where that shows no bearer; those of the Anthropic API
+// read one header or the other, or either, and nothing tells which. It may use scratch.
+func (c *credentials) by(dialect fleet.Dialect, scratch []byte) []byte {
+	value := c.authorization.value
 	switch {
-	case c.authorization.ambiguous || c.apiKey.ambiguous:
+	case c.authorization.ambiguous:
 		return nil
-	case c.authorization.value == nil || isScheme(c.authorization.value):
-		return canonical(c.apiKey.value, scratch)
+	case value == nil || isScheme(value):
+		return canonical(c.apiKey.sure(), scratch)
 	}
-	shown := canonical(c.authorization.value, scratch)
-	if c.apiKey.value != nil && !bytes.Equal(shown, canonical(c.apiKey.value, nil)) {
+	shown := canonical(value, scratch)
+	if dialect != fleet.DialectAnthropic && bytes.HasPrefix(shown, usualStart) && hasScheme(value) {
+		return shown
+	}
+	if c.apiKey.ambiguous || c.apiKey.value != nil && !bytes.Equal(shown, canonical(c.apiKey.value, nil)) {
 		return nil
 	}
 	return shown
 }
+
+// sure is the value if there is just one, else nil.
+func (c *credential) sure() []byte {
+	if c.ambiguous {
+		return nil
+	}
+	return c.value
+}
+
+// hasScheme reports whether a value has more than one word.
+func hasScheme(value []byte) bool { return bytes.IndexAny(value, " \t") >= 0 }
 
 // isScheme reports whether a value is the scheme alone, as clients without a key
 // send it.
@@ -154,7 +170,7 @@ func (r *request) identity(info *plan.RouteInfo, scratch []byte) []byte {
 	case fleet.ClientKeyAddress:
 		return networkOf(r.source, scratch)
 	}
-	return r.shown.by(scratch)
+	return r.shown.by(info.Dialect, scratch)
 }
 
 // networkBits is how much of an IPv6 address tells callers apart: a subscriber has

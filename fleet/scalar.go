@@ -178,7 +178,11 @@ const durationPattern = `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`
 var durationText = regexp.MustCompile(durationPattern)
 
 func duration(into *time.Duration, low, high time.Duration) value {
-	accepted := fmt.Sprintf("a duration %s…%s with its unit, such as 250ms, 3s or 1h30m", short(low), short(high))
+	examples := "250ms, 3s or 1h30m"
+	if high < time.Second {
+		examples = "5ms or 20ms"
+	}
+	accepted := fmt.Sprintf("a duration %s…%s with its unit, such as %s", short(low), short(high), examples)
 	return scalar(tagText, accepted, schema{"type": "string", "pattern": durationPattern}, func(text string) bool {
 		if !durationText.MatchString(text) {
 			return false

@@ -83,7 +83,7 @@ func redisFields(r *Redis) []field {
 func limitFields(l *Limit) []field {
 	return []field{
 		{name: "name", doc: "Names the limit in metrics and logs. Default: limit-1, limit-2, … by place.", value: nameOf(&l.Name)},
-		{name: "key", doc: "What tells clients apart: the hash of the credential in authorization or x-api-key (a request with two different ones counts by its address), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
+		{name: "key", doc: "What tells clients apart: the hash of the credential in authorization or x-api-key (a request with two different ones counts by its address, but on routes of the OpenAI dialect by a bearer in authorization), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
 		{name: "claim", doc: "The claim's name, with key jwt.", value: label(&l.Claim)},
 		{name: "routes", doc: "Routes it counts for; absent: all that no other limit names.", value: list(&l.Routes, 0, maxNamed, reference)},
 		{name: "requests", doc: "Requests per window, such as 600/min.", value: rate(&l.Requests)},
@@ -248,7 +248,7 @@ func routeFields(r *Route) []field {
 		{name: "maxBody", doc: "The largest body accepted.", preset: "64MiB", value: size(&r.MaxBody, 1, 1<<30)},
 		{name: "skipBody", doc: "Do not look for max_tokens and the like in the body: only headers count.", preset: "false", value: boolean(&r.SkipBody)},
 		{name: "readUser", doc: "Take the body's user for the session where nothing else names one. It stands in log entries.", preset: "false", value: boolean(&r.ReadUser)},
-		{name: "generates", doc: "Which requests make the model generate and are limited, of those with another method than GET, HEAD, OPTIONS, DELETE or TRACE: paths (whose path is / or ends as those of the common APIs: " + strings.Join(generatingPaths, ", ") + ") or all. Others pass without limits.", preset: "paths", value: choice(&r.Generates, nil, "paths", "all")},
+		{name: "generates", doc: "Which requests make the model generate and are limited, of those with another method than GET, HEAD, OPTIONS, DELETE or TRACE: paths (whose path is / or ends as those of the common APIs: " + strings.Join(generatingPaths, ", ") + ") or all. Others pass without limits. Those that generate are also tried again elsewhere when a server breaks off, which may have done its work: give all only to paths that bear it.", preset: "paths", value: choice(&r.Generates, nil, "paths", "all")},
 		{name: "onFailure", doc: "While ext_proc is dead and nobody counts limits: open lets requests pass, closed answers those that generate with 503.", preset: "open", value: choice(&r.OnFailure, nil, "open", "closed")},
 		{name: "class", doc: "How urgent its requests are; a caller may lower it by x-request-class: batch.", preset: "interactive", value: choice(&r.Class, nil, "interactive", "batch")},
 		{name: "fairShare", doc: "Keep a client from more than its share of a pool that is full.", preset: "true", value: boolean(&r.FairShare)},

@@ -92,7 +92,8 @@ limits:
 		{"an API key", "key", one, []string{"x-api-key", "k"}, 1},
 		{"the API key as a bearer's", "key", two, []string{"authorization", "bearer k"}, 0},
 		{"no key: the address", "key", one, nil, 1},
-		{"two that differ: the address", "key", three, []string{"authorization", "Bearer x", "x-api-key", "decoy"}, 0},
+		{"two that differ: the address", "key", three, []string{"authorization", "Token x", "x-api-key", "k"}, 0},
+		{"key x beside another", "key", two, []string{"authorization", "Bearer x", "x-api-key", "decoy"}, -1},
 	} {
 		a, err := ask(t.Context(), row.with, "https://"+listen+"/"+row.route+chatPath, `{"max_tokens":4}`, false, row.headers...)
 		if err != nil {

@@ -1,0 +1,122 @@
+package admission_test
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/admission"
+	"github.com/fairlead-proxy/fairlead/admission/ratelimit"
+	"github.com/fairlead-proxy/fairlead/fleet"
+)
+
+// due is something that happens at a time; of one time what was asked for first.
+type due struct {
+	at time.Duration
+	n  int
+	do func()
+}
+
+type dues []due
+
+func (d dues) Len() int           { return len(d) }
+func (d dues) Less(i, j int) bool { return d[i].at < d[j].at || d[i].at == d[j].at && d[i].n < d[j].n }
+func (d dues) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
+func (d *dues) Push(x any)        { *d = append(*d, x.(due)) }
+func (d *dues) Pop() any {
+	last := (*d)[len(*d)-1]
+	*d = (*d)[:len(*d)-1]
+	return last
+}
+
+// sdkWorkers has workers of one key ask without end for so long, as official SDKs do, and
+// returns how many of their operations were served and given up.
+func sdkWorkers(limit fleet.Limit, workers int, takes, length time.Duration) (served, gaveUp int) {
+	limit.Name, limit.Key = "l", fleet.ClientKeyAuthorization
+	begin := time.Now().Truncate(time.Hour)
+	var now time.Duration
+	g := admission.New(admission.Options{
+		Limiter: ratelimit.NewEmbedded(), Now: func() time.Time { return begin.Add(now) },
+		Config: &fleet.Config{
+			Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 1000, Endpoints: make([]fleet.Endpoint, 1)}},
+			Routes: []fleet.Route{{Name: "r", Class: fleet.ClassInteractive, FairShare: true}},
+			Limits: []fleet.Limit{limit},
+		},
+	})
+	rng := rand.New(rand.NewPCG(1, 1))
+	var queue dues
+	n, live := 0, 0
+	after := func(d time.Duration, do func()) {
+		n++
+		heap.Push(&queue, due{now + d, n, do})
+	}
+	var begins func()
+	var try func(int)
+	try = func(retry int) {
+		n++
+		a := &admission.Ask{
+			ID: fmt.Sprint(n), Route: "r", Pool: "p", Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("k")), Level: 3,
+			Output: fleet.Tokens(50 + rng.IntN(100)), At: begin.Add(now), Seed: rng.Uint64(), Retry: retry, Counts: true,
+		}
+		switch v := g.Admit(a); {
+		case v.Admitted:
+			live++
+			after(takes/2+time.Duration(rng.Int64N(int64(takes))), func() {
+				live--
+				served++
+				g.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, At: begin.Add(now), Code: 200, Cause: fleet.CauseOK})
+				begins()
+			})
+		case !v.Refusal.ShouldRetry || retry == 2:
+			gaveUp++
+			after(100*time.Millisecond, begins)
+		default:
+			after(v.Refusal.RetryAfter+2*time.Millisecond, func() { try(retry + 1) })
+		}
+	}
+	begins = func() { try(0) }
+	for i := range workers {
+		after(time.Duration(i)*7*time.Millisecond, begins)
+	}
+	var tick func()
+	tick = func() {
+		g.Step(begin.Add(now), []admission.PoolView{{Name: "p", Limit: 1000, Capacity: 1000, Places: 1000, InFlight: live}})
+		after(50*time.Millisecond, tick)
+	}
+	tick()
+	for queue[0].at < length {
+		e := heap.Pop(&queue).(due)
+		now = e.at
+		e.do()
+	}
+	return served, gaveUp
+}
+
+// TestWorkersThatComeInTheirSlotsAreNotTooEarly, where slots reach over several windows:
+// those who find theirs taken by a sibling's first try get another one. Most operations
+// that are given up here are so since a sibling without a slot was sooner.
+func TestWorkersThatComeInTheirSlotsAreNotTooEarly(t *testing.T) {
+	rate := func(amount int64, window time.Duration) fleet.Rate { return fleet.Rate{Amount: amount, Window: window} }
+	for name, row := range map[string]struct {
+		limit   fleet.Limit
+		workers int
+		takes   time.Duration
+		gaveUp  float64 // part of the operations, at most
+	}{
+		"ten a second, fifteen workers":            {fleet.Limit{Requests: rate(10, time.Second)}, 15, 100 * time.Millisecond, 0.2},
+		"ten a second, thirty workers":             {fleet.Limit{Requests: rate(10, time.Second)}, 30, 100 * time.Millisecond, 0.17},
+		"a hundred in ten seconds, three hundred":  {fleet.Limit{Requests: rate(100, 10*time.Second)}, 300, 100 * time.Millisecond, 0.22},
+		"a thousand tokens a second, thirty":       {fleet.Limit{Tokens: rate(1000, time.Second)}, 30, 100 * time.Millisecond, 0.17},
+		"four at a time and ten a second, twenty":  {fleet.Limit{Concurrency: 4, Requests: rate(10, time.Second)}, 20, 200 * time.Millisecond, 0.25},
+		"ten, and a thousand tokens, both thirty":  {fleet.Limit{Requests: rate(10, time.Second), Tokens: rate(1000, time.Second)}, 30, 100 * time.Millisecond, 0.3},
+	} {
+		served, gaveUp := sdkWorkers(row.limit, row.workers, row.takes, 2*time.Minute)
+		part := float64(gaveUp) / float64(max(1, served+gaveUp))
+		t.Logf("%s: %d served, %.2f given up", name, served, part)
+		if part > row.gaveUp {
+			t.Errorf("%s: of %d operations %.2f were given up; want %.2f at most", name, served+gaveUp, part, row.gaveUp)
+		}
+	}
+}
