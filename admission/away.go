@@ -3,6 +3,8 @@ package admission
 import (
 	"slices"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
 // away is until when a client is to stay away from a pool, by a server's own word, which
@@ -87,7 +89,7 @@ func (c *client) asks(p *pool, now time.Duration) {
 
 // welcome takes that a request was answered well. If it asked for a client that was to stay
 // away, that need not any more; else one may ask.
-func (k *claim) welcome(now time.Duration) {
+func (k *claim) welcome(o *fleet.Outcome, now time.Duration) {
 	c := k.client
 	if k.lapsed {
 		return
@@ -97,10 +99,33 @@ func (k *claim) welcome(now time.Duration) {
 	a := c.toldBy(k.pool)
 	switch {
 	case a == nil:
+	case o.Endpoint.Pool != "" && o.Endpoint.Pool != k.pool.name: // another pool answered
+		a.unask(k.began, now)
 	case a.asked > 0 && k.began >= a.asked:
 		c.aways = slices.DeleteFunc(c.aways, func(a away) bool { return a.pool == k.pool })
 	case now < a.until:
 		a.lets = true
+	}
+}
+
+// unask takes that a request did not ask after all: it went away, was refused otherwise, or
+// failed.
+func (k *claim) unask(now time.Duration) {
+	c := k.client
+	if k.lapsed {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if a := c.toldBy(k.pool); a != nil {
+		a.unask(k.began, now)
+	}
+}
+
+// unask lets another ask, if the request that entered then was the one that does.
+func (a *away) unask(began, now time.Duration) {
+	if a.asked > 0 && a.asked == max(began, 1) {
+		a.asked, a.lets = 0, now < a.until
 	}
 }
 

@@ -145,6 +145,98 @@ func TestWhoAsksForOnePoolAsksForAnotherToo(t *testing.T) {
 	}
 }
 
+// TestWhoDoesNotAskAfterAllLetsAnother: it went away, the limiter refused it, or another
+// pool answered.
+func TestWhoDoesNotAskAfterAllLetsAnother(t *testing.T) {
+	for name, leaves := range map[string]func(*world, *scripted, Ask){
+		"its caller went away": func(w *world, _ *scripted, a Ask) { w.Cancel(a.ID) },
+		"it failed": func(w *world, _ *scripted, a Ask) {
+			w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Cause: fleet.CauseReset, Attempt: 1, At: w.clock.now()})
+		},
+		"another pool answered": func(w *world, _ *scripted, a Ask) {
+			w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Cause: fleet.CauseOK, Code: 200, Attempt: 2, Endpoint: fleet.EndpointKey{Pool: "q"}, At: w.clock.now()})
+		},
+	} {
+		limiter := &scripted{answer: Reservation{Admitted: true, Reason: ReasonAdmitted}}
+		w := newWorld(config(rated(0)), 100, limiter)
+		w.TurnAway(named("a"), "p", 10*time.Second, time.Minute, w.clock.now())
+		w.clock.advance(10 * time.Second)
+		enter := func(want bool) Ask {
+			t.Helper()
+			a := w.ask("a")
+			if v := w.Admit(&a); v.Admitted != want {
+				t.Errorf("%s: it is told %+v", name, v)
+			}
+			return a
+		}
+		asks := enter(true)
+		enter(false)
+		leaves(w, limiter, asks)
+		enter(true)
+		enter(false)
+	}
+	limiter := &scripted{answer: Reservation{Reason: ReasonRequests, Requests: Quota{Limit: 1, Window: time.Minute, Reset: time.Second}}}
+	w := newWorld(config(rated(0)), 100, limiter)
+	w.TurnAway(named("a"), "p", 10*time.Second, time.Minute, w.clock.now())
+	w.clock.advance(10 * time.Second)
+	a := w.ask("a")
+	w.Admit(&a)
+	limiter.answer = Reservation{Admitted: true, Reason: ReasonAdmitted}
+	if a = w.ask("a"); !w.Admit(&a).Admitted {
+		t.Error("nobody may ask after one whom the limiter refused")
+	}
+}
+
+// TestWhoIsAwayWaitsInItsOwnQueue: others' waits are as before, and its share is theirs.
+func TestWhoIsAwayWaitsInItsOwnQueue(t *testing.T) {
+	waits := func(away bool) (out [4]time.Duration) {
+		w := newWorld(config(), 8, nil)
+		w.teach(3, 20, time.Second, 100)
+		for i := range 8 {
+			a := w.ask(fmt.Sprint("other", i))
+			w.Admit(&a)
+		}
+		w.tick(50 * time.Millisecond)
+		if away {
+			w.TurnAway(named("away"), "p", 30*time.Second, 0, w.clock.now())
+			for range 5 {
+				a := w.ask("away")
+				if r := w.Admit(&a).Refusal; r.RetryAfter < 30*time.Second {
+					t.Errorf("who is away is told %v", r.RetryAfter)
+				}
+			}
+		}
+		for i := range out {
+			a := w.ask(fmt.Sprint("new", i))
+			out[i] = w.Admit(&a).Refusal.RetryAfter
+		}
+		return out
+	}
+	before, beside := waits(false), waits(true)
+	for i := range before {
+		if beside[i] > 2*before[i] {
+			t.Errorf("number %d is told %v beside one that is away, else %v", i, beside[i], before[i])
+		}
+	}
+	w := newWorld(config(), 8, nil)
+	for i := range 8 {
+		a := w.ask("big")
+		a.Retry = i
+		w.Admit(&a)
+	}
+	w.TurnAway(named("away"), "p", 30*time.Second, 0, w.clock.now())
+	for range 8 {
+		a := w.ask("away")
+		w.Admit(&a)
+	}
+	w.tick(50 * time.Millisecond)
+	for _, c := range w.Clients(10) {
+		if c.Client == named("big") && c.Share < 8 {
+			t.Errorf("beside one that is away it may have %v of 8", c.Share)
+		}
+	}
+}
+
 // TestAnAnswerThatEndsLetsOneAsk: a server may limit how many of a client's requests it
 // has, and say to stay away for longer than they take.
 func TestAnAnswerThatEndsLetsOneAsk(t *testing.T) {

@@ -158,6 +158,9 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	v := Verdict{Reason: got.Reason, Standing: b.standing(got)}
 	c.mu.Lock()
 	c.leave(b.pool, b.class, b.use(), b.ends)
+	if told := c.toldBy(b.pool); told != nil {
+		told.unask(b.now, b.now)
+	}
 	b.pool.leave(a.Level)
 	b.unfresh()
 	v.Refusal = c.refuse(&b, got.Reason, v.Standing)
@@ -346,6 +349,7 @@ func (g *Gate) Cancel(id string) {
 			k.leave()
 			k.pool.leave(k.level)
 		}
+		k.unask(g.since(g.now()))
 		g.settle(k.ticket, 0)
 	}
 }

@@ -78,7 +78,7 @@ func (a *account) turn(b *bid, accounts int64) turn {
 	return turn{
 		asked: b.now, now: from, patience: patience, seed: b.ask.Seed, level: b.ask.Level,
 		line: &l.line, tail: b.pool.tailOf(b.ask.Level), most: a.places(share, alone),
-		alone: alone, drawn: !alone, live: a.live, below: a.room(share) > 0,
+		alone: alone, drawn: !alone, live: a.live, below: a.room(share) > 0 && b.away <= b.now,
 		each: each, queued: a.queued(from, b.ask.Level, each, share), first: a.firstEnd(share),
 		takes: time.Duration(l.expected.Load()), cold: time.Duration(l.cold.Load()),
 		share: min(share, float64(b.pool.whole.Load())),

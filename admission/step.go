@@ -82,7 +82,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		if a.slots.n() == 0 { // whoever is held for one has it still
 			clear(a.held[:])
 		}
-		a.demand(step, now, c.unused(now) >= someLapsed)
+		a.demand(step, now, c.unused(now) >= someLapsed || c.awayFrom(a.pool) > now)
 		idle = idle || c.over(a, now)
 	}
 	if idle {

@@ -105,12 +105,12 @@ func TestWorkersThatComeInTheirSlotsAreNotTooEarly(t *testing.T) {
 		takes   time.Duration
 		gaveUp  float64 // part of the operations, at most
 	}{
-		"ten a second, fifteen workers":            {fleet.Limit{Requests: rate(10, time.Second)}, 15, 100 * time.Millisecond, 0.2},
-		"ten a second, thirty workers":             {fleet.Limit{Requests: rate(10, time.Second)}, 30, 100 * time.Millisecond, 0.17},
-		"a hundred in ten seconds, three hundred":  {fleet.Limit{Requests: rate(100, 10*time.Second)}, 300, 100 * time.Millisecond, 0.22},
-		"a thousand tokens a second, thirty":       {fleet.Limit{Tokens: rate(1000, time.Second)}, 30, 100 * time.Millisecond, 0.17},
-		"four at a time and ten a second, twenty":  {fleet.Limit{Concurrency: 4, Requests: rate(10, time.Second)}, 20, 200 * time.Millisecond, 0.25},
-		"ten, and a thousand tokens, both thirty":  {fleet.Limit{Requests: rate(10, time.Second), Tokens: rate(1000, time.Second)}, 30, 100 * time.Millisecond, 0.3},
+		"ten a second, fifteen workers":           {fleet.Limit{Requests: rate(10, time.Second)}, 15, 100 * time.Millisecond, 0.2},
+		"ten a second, thirty workers":            {fleet.Limit{Requests: rate(10, time.Second)}, 30, 100 * time.Millisecond, 0.17},
+		"a hundred in ten seconds, three hundred": {fleet.Limit{Requests: rate(100, 10*time.Second)}, 300, 100 * time.Millisecond, 0.22},
+		"a thousand tokens a second, thirty":      {fleet.Limit{Tokens: rate(1000, time.Second)}, 30, 100 * time.Millisecond, 0.17},
+		"four at a time and ten a second, twenty": {fleet.Limit{Concurrency: 4, Requests: rate(10, time.Second)}, 20, 200 * time.Millisecond, 0.25},
+		"ten, and a thousand tokens, both thirty": {fleet.Limit{Requests: rate(10, time.Second), Tokens: rate(1000, time.Second)}, 30, 100 * time.Millisecond, 0.3},
 	} {
 		served, gaveUp := sdkWorkers(row.limit, row.workers, row.takes, 2*time.Minute)
 		part := float64(gaveUp) / float64(max(1, served+gaveUp))

@@ -61,7 +61,7 @@ func (c *credential) sure() []byte {
 }
 
 // hasScheme reports whether a value has more than one word.
-func hasScheme(value []byte) bool { return bytes.IndexAny(value, " \t") >= 0 }
+func hasScheme(value []byte) bool { return bytes.ContainsAny(value, " \t") }
 
 // isScheme reports whether a value is the scheme alone, as clients without a key
 // send it.

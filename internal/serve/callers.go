@@ -48,6 +48,8 @@ type callers struct {
 	round time.Time
 	// refusedIn is how long its last refusal took.
 	refusedIn time.Duration
+	// gone is whether it drains, or has left the config.
+	gone bool
 	// words is what is known of the clients of its pool.
 	words *words
 }
@@ -86,10 +88,16 @@ type closing struct {
 // one tells so again, or half of them do, is limited, as by a pool's only server.
 func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) closing {
 	told := toldBy(o)
-	if told.all == 0 || o.Code != http.StatusTooManyRequests || asker == (admission.Client{}) {
+	if told.all == 0 || o.Code != http.StatusTooManyRequests {
 		return told
 	}
 	c.take(o.At)
+	if asker == (admission.Client{}) {
+		if told.all > lone<<1 && c.others(o.At) {
+			told.all, told.guessed, told.less = lone<<1, true, lone<<1
+		}
+		return told
+	}
 	known := c.words.client(asker)
 	before := known.word(c)
 	n, news := c.tell(o, asker, before)
@@ -98,7 +106,7 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 	if !alone {
 		n := 1
 		for _, w := range known.by {
-			if w.from != c && !w.since && w.until.After(o.At) {
+			if w.from != c && !w.from.gone && !w.since && w.until.After(o.At) {
 				n, until = n+1, sooner(until, w.until)
 			}
 		}
@@ -114,6 +122,8 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 		out.asker = until.Sub(o.At)
 	}
 	switch {
+	case !taken && alone && n == 1 && c.taken.last == asker && o.At.Sub(c.taken.lastAt) < takenLately:
+		// It is the only one that is there, and is kept out already.
 	case !taken && alone, news && !alone:
 		out.all = lone << n
 	case news && n > 1:

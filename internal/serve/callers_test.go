@@ -39,8 +39,10 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		// out is whether the asker is kept out, of one of several.
 		out bool
 	}{
+		"the same was served some time ago":       {events{{0, 200, a, 0}, {takenLately, 429, a, 0}}, two, told, false},
+		"the same was served, another was told":   {events{{0, 429, b, 0}, {0, 200, a, time.Millisecond}, {s, 429, a, 0}}, two << 1, told, false},
 		"nobody else was there":                   {events{{0, 429, a, 0}}, two, told, false},
-		"the same was served":                     {events{{0, 200, a, 0}, {s, 429, a, 0}}, two, told, false},
+		"the same was served":                     {events{{0, 200, a, 0}, {s, 429, a, 0}}, 0, told, false},
 		"another was served":                      {events{{0, 200, b, 0}, {s, 429, a, 0}}, 0, two, false},
 		"another was served, and then the same":   {events{{0, 200, b, 0}, {0, 200, a, 0}, {s, 429, a, 0}}, 0, two, false},
 		"another was served long ago":             {events{{0, 200, b, 0}, {60 * s, 429, a, 0}}, two, told, false},
@@ -115,7 +117,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	}
 	believed := closing{all: told, less: told, said: told}
 	for name, got := range map[string]closing{
-		"it isn't known whose it is":  served().closes(refusal(429, 30*s), unknown, 0),
+		"nobody knows whose it is":    (&callers{words: &words{}}).closes(refusal(429, 30*s), unknown, 0),
 		"a server that is overloaded": served().closes(refusal(529, 30*s), a, 0),
 		"one that is unavailable":     served().closes(refusal(503, 30*s), a, 0),
 	} {
@@ -126,6 +128,8 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	nobodys := callers{words: &words{}}
 	nobodys.serves(&fleet.Outcome{At: begin}, unknown)
 	for name, row := range map[string]struct{ got, want closing }{
+		"it isn't known whose it is":           {served().closes(refusal(429, 30*s), unknown, 0), closing{all: two, less: two, guessed: true, said: told}},
+		"it isn't known whose, for a second":   {served().closes(refusal(429, s), unknown, 0), closing{all: lone, less: lone, said: lone}},
 		"nobody knows who was served":          {nobodys.closes(refusal(429, 30*s), a, 0), closing{all: two, less: two, guessed: true, said: told, asker: told}},
 		"it told no time":                      {served().closes(refusal(429, 0), a, 0), closing{guessed: true, asker: lone}},
 		"it told no time, nobody was served":   {(&callers{words: &words{}}).closes(refusal(429, 0), a, 0), closing{all: lone, less: lone, guessed: true, asker: lone}},
@@ -312,24 +316,25 @@ func TestOneServerOfManyLimitsNobody(t *testing.T) {
 		drain  []int
 		want   time.Duration // from the last one
 	}{
-		"twice at once":                        {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 0, ended, 429, 0}}, nil, 0},
-		"again, and nobody took it":            {[]event{{10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
-		"again, and another takes it":          {[]event{{9 * s, 1, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 0},
-		"again, and another took it long ago":  {[]event{{2 * s, 1, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
-		"again, and another still runs it":     {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 1, beat, 0, 3 * s}, {12 * s, 0, ended, 429, 0}}, nil, 0},
-		"one of four":                          {[]event{{10 * s, 0, ended, 429, 0}}, nil, 0},
-		"two of four":                          {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 30*s - reopenEarly},
-		"two of five":                          {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
-		"two of four, and another takes it":    {[]event{{9 * s, 2, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
-		"two of four, the first is over":       {[]event{{10 * s, 0, ended, 429, 0}, {45 * s, 1, ended, 429, 0}}, nil, 0},
-		"two of four, the first took it since": {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, s}, {20 * s, 1, ended, 429, 0}}, nil, 0},
-		"the first took one that began before": {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, 3 * s}, {20 * s, 1, ended, 429, 0}}, nil, 20*s - reopenEarly},
-		"a third took it since":                {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 2, ended, 200, s}, {20 * s, 1, ended, 429, 0}}, nil, 20*s - reopenEarly},
-		"another took it, and one that began":  {[]event{{9 * s, 1, ended, 200, 0}, {9 * s, 2, ended, 200, 8 * s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 0},
-		"two of four, of which one drains":     {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, []int{3}, 30*s - reopenEarly},
-		"one of four, of which three drain":    {[]event{{10 * s, 0, ended, 429, 0}}, []int{1, 2, 3}, 30*s - reopenEarly},
-		"one that drains, beside one":          {[]event{{10 * s, 0, ended, 429, 0}}, []int{0, 2, 3}, 0},
-		"one of four, of which three fail":     {[]event{{9 * s, 1, ended, 0, 0}, {9 * s, 2, ended, 0, 0}, {9 * s, 3, ended, 0, 0}, {10 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"twice at once":                          {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 0, ended, 429, 0}}, nil, 0},
+		"again, and nobody took it":              {[]event{{10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"again, and another takes it":            {[]event{{9 * s, 1, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 0},
+		"again, and another took it long ago":    {[]event{{2 * s, 1, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"again, and another still runs it":       {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 1, beat, 0, 3 * s}, {12 * s, 0, ended, 429, 0}}, nil, 0},
+		"one of four":                            {[]event{{10 * s, 0, ended, 429, 0}}, nil, 0},
+		"two of four":                            {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"two of five":                            {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, and another takes it":      {[]event{{9 * s, 2, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, the first is over":         {[]event{{10 * s, 0, ended, 429, 0}, {45 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, the first took it since":   {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, s}, {20 * s, 1, ended, 429, 0}}, nil, 0},
+		"the first took one that began before":   {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, 3 * s}, {20 * s, 1, ended, 429, 0}}, nil, 20*s - reopenEarly},
+		"a third took it since":                  {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 2, ended, 200, s}, {20 * s, 1, ended, 429, 0}}, nil, 20*s - reopenEarly},
+		"another took it, and one that began":    {[]event{{9 * s, 1, ended, 200, 0}, {9 * s, 2, ended, 200, 8 * s}, {10 * s, 0, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 0},
+		"two of four, of which one drains":       {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, []int{3}, 30*s - reopenEarly},
+		"two of four, of which the first drains": {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, []int{0}, 0},
+		"one of four, of which three drain":      {[]event{{10 * s, 0, ended, 429, 0}}, []int{1, 2, 3}, 30*s - reopenEarly},
+		"one that drains, beside one":            {[]event{{10 * s, 0, ended, 429, 0}}, []int{0, 2, 3}, 0},
+		"one of four, of which three fail":       {[]event{{9 * s, 1, ended, 0, 0}, {9 * s, 2, ended, 0, 0}, {9 * s, 3, ended, 0, 0}, {10 * s, 0, ended, 429, 0}}, nil, 30*s - reopenEarly},
 	} {
 		cfg := twoServers()
 		p := &cfg.Pools[0]
@@ -526,5 +531,53 @@ func TestServersThatTakeOthersOpenSooner(t *testing.T) {
 	}
 	if got := v.endpoints[v.key(0)].closed; got.said != begin.Add(30*s-reopenEarly) || !got.guessed {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestWhatGeneratesNothingTellsNothing: a provider limits the counting of tokens, or lists
+// its models, by itself.
+func TestWhatGeneratesNothingTellsNothing(t *testing.T) {
+	const s = time.Second
+	cfg := twoServers()
+	cfg.Pools[0].Endpoints = cfg.Pools[0].Endpoints[:1]
+	v := newViewed(t, cfg)
+	begin := time.Now()
+	tell := func(at time.Duration, route string, kind fleet.OutcomeKind, code int, of admission.Client) time.Duration {
+		o := fleet.Outcome{Kind: kind, Route: route, ID: "x", Code: code, Endpoint: v.key(0), At: begin.Add(at)}
+		switch code {
+		case 200:
+			o.Cause = fleet.CauseOK
+		case 429:
+			o.Cause, o.RetryAfter = fleet.CauseThrottled, 30*s
+		}
+		return v.scoring.outcome(o, of)
+	}
+	closed := func(at time.Duration) bool {
+		in, _ := v.step(begin.Add(at))
+		return in.Pools[0].Endpoints[0].Closed
+	}
+	if out := tell(0, "chat/other", fleet.AttemptEnded, 429, admission.Client{}); out > 0 || closed(0) {
+		t.Error("a 429 to what generates nothing closes the server")
+	}
+	tell(s, "chat", fleet.AttemptEnded, 429, admission.Client{})
+	for _, kind := range []fleet.OutcomeKind{fleet.AttemptStarted, fleet.AttemptEnded, fleet.RequestEnded} {
+		tell(40*s, "chat/other", kind, 200, admission.Client{})
+	}
+	if c := v.endpoints[v.key(0)].closed; !c.asked.IsZero() || !c.answered.IsZero() {
+		t.Errorf("what generates nothing asks: %+v", c)
+	}
+}
+
+// TestALostEndOfAnAttemptIsToldByTheRequests, which ended too.
+func TestALostEndOfAnAttemptIsToldByTheRequests(t *testing.T) {
+	cfg := twoServers()
+	cfg.Pools[0].Endpoints = cfg.Pools[0].Endpoints[:1]
+	v := newViewed(t, cfg)
+	now := time.Now()
+	for _, kind := range []fleet.OutcomeKind{fleet.AttemptStarted, fleet.RequestEnded} {
+		v.scoring.outcome(fleet.Outcome{Kind: kind, Route: "chat", ID: "x", Attempt: 1, Code: 429, Cause: fleet.CauseThrottled, Endpoint: v.key(0), At: now}, admission.Client{1})
+	}
+	if n := len(v.endpoints[v.key(0)].callers.begun); n != 0 {
+		t.Errorf("%d of its attempts run", n)
 	}
 }

@@ -59,7 +59,7 @@ type failure struct {
 // whose request it was, zero if that isn't known or nobody else was served there of late.
 // Only requests that generate say anything: an engine that is lost still lists its models.
 func (f *failure) outcome(o *fleet.Outcome, asker admission.Client) {
-	if strings.HasSuffix(o.Route, wire.RouteOther) || strings.HasSuffix(o.Route, wire.RouteConnect) {
+	if !generates(o.Route) {
 		return
 	}
 	f.tried = time.Time{}
@@ -192,4 +192,9 @@ func (s *scoring) spareAnswers(p *plan.PoolInput) {
 			e.Failing, e.Trial = false, 0
 		}
 	}
+}
+
+// generates reports whether requests of an Envoy's route make a model generate.
+func generates(route string) bool {
+	return !strings.HasSuffix(route, wire.RouteOther) && !strings.HasSuffix(route, wire.RouteConnect)
 }

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"math"
+	"net/http"
 	"sync"
 	"time"
 
@@ -107,7 +108,8 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 			}
 		}
 		for _, e := range p.Endpoints {
-			next[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].callers.words = of
+			c := &next[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].callers
+			c.words, c.gone = of, e.Drain
 		}
 	}
 	pools := map[string]*scaling{}
@@ -118,6 +120,7 @@ func (s *scoring) reconfigure(cfg *fleet.Config, byHand map[string]fleet.Split) 
 	}
 	for key := range s.endpoints {
 		if next[key] == nil {
+			s.endpoints[key].callers.gone = true
 			s.departed[key] = true
 		}
 	}
@@ -167,6 +170,18 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	if t == nil {
 		return 0
 	}
+	if !generates(o.Route) { // servers answer these by other limits, or none
+		switch o.Kind {
+		case fleet.AttemptStarted:
+			s.reached(&o)
+		case fleet.AttemptEnded:
+			t.ends.Add(o.Cause, o.Code, o.HeaderTime)
+		}
+		return 0
+	}
+	if o.Kind == fleet.AttemptEnded || o.Kind == fleet.RequestEnded {
+		t.callers.ends(&o)
+	}
 	switch {
 	case o.Kind == fleet.Heartbeat:
 		t.callers.runs(&o, asker)
@@ -182,10 +197,13 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	}
 	var closes closing
 	if o.Kind == fleet.AttemptEnded {
-		t.callers.ends(&o)
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 		if closedFor(&o) > 0 {
-			closes = t.callers.closes(&o, asker, s.others(o.Endpoint))
+			others := 0
+			if o.Code == http.StatusTooManyRequests && asker != (admission.Client{}) {
+				others = s.others(o.Endpoint)
+			}
+			closes = t.callers.closes(&o, asker, others)
 		}
 		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)
