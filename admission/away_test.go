@@ -198,10 +198,10 @@ func TestWhoIsAwayWaitsInItsOwnQueue(t *testing.T) {
 		}
 		w.tick(50 * time.Millisecond)
 		if away {
-			w.TurnAway(named("away"), "p", 30*time.Second, 0, w.clock.now())
+			w.TurnAway(named("away"), "p", 20*time.Second, 0, w.clock.now())
 			for range 5 {
 				a := w.ask("away")
-				if r := w.Admit(&a).Refusal; r.RetryAfter < 30*time.Second {
+				if r := w.Admit(&a).Refusal; r.RetryAfter < 20*time.Second {
 					t.Errorf("who is away is told %v", r.RetryAfter)
 				}
 			}
