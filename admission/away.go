@@ -8,15 +8,15 @@ import (
 )
 
 // away is until when a client is to stay away from a pool, by a server's own word, which
-// took so long.
+// took so long, told at a time.
 type away struct {
-	pool        *pool
-	until, took time.Duration
+	pool              *pool
+	told, until, took time.Duration
 	// asked is when one of its requests entered to ask whether the server takes it, 0 if
 	// none did.
 	asked time.Duration
-	// lets is whether one may ask already: an answer of the client ended, and the server may
-	// limit how many it has.
+	// lets is whether one may ask already: an answer of the client ended since it was told,
+	// and the server may limit how many it has.
 	lets bool
 }
 
@@ -64,7 +64,7 @@ func (c *client) turnAway(p *pool, now, until, took time.Duration) {
 		}
 	}
 	if c.aways = kept; len(kept) < mostAway {
-		c.aways = append(kept, away{pool: p, until: until, took: took})
+		c.aways = append(kept, away{pool: p, told: now, until: until, took: took})
 	}
 }
 
@@ -103,7 +103,7 @@ func (k *claim) welcome(o *fleet.Outcome, now time.Duration) {
 		a.unask(k.began, now)
 	case a.asked > 0 && k.began >= a.asked:
 		c.aways = slices.DeleteFunc(c.aways, func(a away) bool { return a.pool == k.pool })
-	case now < a.until:
+	case now < a.until && now >= a.told+asksFirst: // of two logs one may be late
 		a.lets = true
 	}
 }

@@ -257,10 +257,14 @@ func TestAnAnswerThatEndsLetsOneAsk(t *testing.T) {
 		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: id, Cause: cause, Code: code, Attempt: 1, At: w.clock.now()})
 	}
 	turned := func() { w.TurnAway(named("a"), "p", 30*time.Second, 0, w.clock.now()) }
-	one, two, three := enter(true), enter(true), enter(true)
+	zero, one, two, three := enter(true), enter(true), enter(true), enter(true)
 	w.clock.advance(time.Second)
 	turned()
 	enter(false)
+	w.clock.advance(asksFirst - 1)
+	ends(zero, 200) // it may have ended before
+	enter(false)
+	w.clock.advance(1)
 	ends(one, 200)
 	w.clock.advance(time.Second)
 	asks := enter(true)
@@ -270,6 +274,7 @@ func TestAnAnswerThatEndsLetsOneAsk(t *testing.T) {
 	enter(false)
 	ends(two, 500) // shows nothing
 	enter(false)
+	w.clock.advance(time.Second)
 	ends(three, 200)
 	w.clock.advance(time.Second)
 	asks = enter(true)

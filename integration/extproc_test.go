@@ -619,7 +619,7 @@ func TestExtProcClassesOddMaxTokensAsEnvoyExposesThem(t *testing.T) {
 		{"negative zero", `{"max_tokens":-0}`, nil, 512, extproc.BudgetInvalid},
 		{"full-width digits in text", `{"max_tokens":"５１２"}`, nil, 512, extproc.BudgetInvalid},
 		{"full-width digits", `{"max_tokens":５１２}`, nil, 512, extproc.BudgetUnreadable},
-		{"digit separator in text", `{"max_tokens":"1_000"}`, nil, 512, extproc.BudgetInvalid},
+		{"digit separator in text", `{"max_tokens":"1_000"}`, nil, 1000, extproc.BudgetBody},
 		{"digit separator", `{"max_tokens":1_000}`, nil, 512, extproc.BudgetUnreadable},
 		// Envoy never hands over containers or null: as if absent.
 		{"array", `{"max_tokens":[512]}`, nil, 512, extproc.BudgetDefault},
