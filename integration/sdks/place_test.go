@@ -144,6 +144,8 @@ type recorder struct {
 	url string
 	mu  sync.Mutex
 	all []attempt
+	// running are those that are not in all yet; a client may have its answer before.
+	running int
 }
 
 func newRecorder(t *testing.T, to netip.AddrPort) *recorder {
@@ -153,6 +155,14 @@ func newRecorder(t *testing.T, to netip.AddrPort) *recorder {
 	transport := &http.Transport{DisableCompression: true}
 	proxy.Transport = transport
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		r.mu.Lock()
+		r.running++
+		r.mu.Unlock()
+		defer func() { // also where the proxy gives up by a panic
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.running--
+		}()
 		a := attempt{came: time.Now(), request: request.Header.Clone()}
 		seen := &statusWriter{ResponseWriter: w}
 		proxy.ServeHTTP(seen, request)
@@ -183,10 +193,18 @@ func (w *statusWriter) WriteHeader(status int) {
 // Unwrap lets the proxy flush.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// forget begins anew, when all that came before are known to have been answered.
 func (r *recorder) forget() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.all = nil
+	for {
+		r.mu.Lock()
+		if r.running == 0 {
+			r.all = nil
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // pair waits until two have been answered and returns the first two.
