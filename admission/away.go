@@ -7,8 +7,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// away is until when a client is to stay away from a pool, by a server's own word, which
-// took so long, told at a time.
+// away is that a server told a client to stay away from a pool: when, until when, and how
+// long that answer took.
 type away struct {
 	pool              *pool
 	told, until, took time.Duration
@@ -35,11 +35,12 @@ const (
 const mostAway = 16
 
 // TurnAway keeps a client out of a pool for so long from then on: a server there has told
-// it alone to stay away, which took so long, as providers do that limit each key. Its requests go to the next
-// pool of their chain, or are refused (ReasonServerLimit). Envoy would send them on too,
-// after an attempt in vain, but beside the next pool's limits. After that time one of them
-// enters first. Clients that share one place of the table, for which it had no room, are
-// not kept out.
+// it alone to stay away, as providers do that limit each key, by an answer that took so
+// long. Its requests go to the next pool of their chain, or are refused
+// (ReasonServerLimit). Envoy would send them on too, after an attempt in vain, but beside
+// the next pool's limits. After that time one of them enters first, and one before it for
+// each of its answers that ends. Clients that share one place of the table, for which it
+// had no room, are not kept out.
 func (g *Gate) TurnAway(of Client, pool string, wait, took time.Duration, at time.Time) {
 	p := g.settings.Load().pools[pool]
 	if p == nil || wait <= 0 {
@@ -129,6 +130,7 @@ func (a *away) unask(began, now time.Duration) {
 	}
 }
 
+// toldBy is what a server of a pool told the client, nil if nothing.
 func (c *client) toldBy(p *pool) *away {
 	for i := range c.aways {
 		if a := &c.aways[i]; a.pool == p {

@@ -410,8 +410,8 @@ func (c *client) arrive(b *bid, refused bool) {
 }
 
 // enter counts a request in flight, or says why it may not be: ReasonRequests where its
-// rate, by what the limiter told last, keeps it out for longer than its concurrency. The hint, if not
-// 0, is how many the client should have in flight, which it nearly has. The
+// rate, by what the limiter told last, keeps it out for longer than its concurrency. The
+// hint, if not 0, is how many the client should have in flight, which it nearly has. The
 // client is locked.
 func (c *client) enter(b *bid) (why Reason, hint int) {
 	a := c.account(b.pool, b.class)

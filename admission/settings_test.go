@@ -159,6 +159,38 @@ func TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens(t *testing.T) {
 	}
 }
 
+// TestPromisedTokensAreRemembered while nobody of the client is there.
+func TestPromisedTokensAreRemembered(t *testing.T) {
+	left := Quota{Limit: 1000, Remaining: 10, Window: time.Minute, Reset: 30 * time.Second}
+	w := newWorld(config(rated(0)), 100, &scripted{answer: Reservation{Reason: ReasonTokens, Tokens: left}})
+	for i, again := range []bool{true, true, false} {
+		a := w.ask("a")
+		if r := w.Admit(&a).Refusal; r.ShouldRetry != again {
+			t.Errorf("number %d is told %+v; want to come back: %v", i, r, again)
+		}
+		w.tick(50 * time.Millisecond)
+	}
+}
+
+// TestWhoIsRefusedByWhatTheLimiterToldIsNoNewcomer, as if it had been asked: it takes no
+// place that others would have.
+func TestWhoIsRefusedByWhatTheLimiterToldIsNoNewcomer(t *testing.T) {
+	quota := Quota{Limit: 100, Remaining: 0, Window: time.Minute, Reset: 40 * time.Second}
+	w := newWorld(config(rated(1)), 100, &scripted{answer: Reservation{Admitted: true, Reason: ReasonAdmitted, Requests: quota}})
+	a := w.ask("a")
+	if v := w.Admit(&a); !v.Admitted {
+		t.Fatalf("%+v", v)
+	}
+	before := w.pool().fresh.Load()
+	b := w.ask("a")
+	if v := w.Admit(&b); v.Admitted || v.Reason != ReasonRequests {
+		t.Fatalf("%+v", v)
+	}
+	if now := w.pool().fresh.Load(); now != before {
+		t.Errorf("%d newcomers, before it %d", now, before)
+	}
+}
+
 // TestNobodyIsToldToComeBeforeAnEndpointOpens: whoever is sent away, and for
 // whatever reason of the pool's.
 func TestNobodyIsToldToComeBeforeAnEndpointOpens(t *testing.T) {

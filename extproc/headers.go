@@ -1,7 +1,6 @@
 package extproc
 
 import (
-	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admission"
@@ -9,17 +8,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
-
-// splitRoute parts an Envoy route's name into the config route's and whether
-// its requests generate tokens.
-func splitRoute(envoyRoute string) (name string, generates bool) {
-	for _, suffix := range [...]string{wire.RouteOther, wire.RouteConnect} {
-		if name, ok := strings.CutSuffix(envoyRoute, suffix); ok {
-			return name, false
-		}
-	}
-	return envoyRoute, true
-}
 
 // verdict is a decision with all that its answer shows.
 type verdict struct {
@@ -213,7 +201,7 @@ func (s *Service) withdraw(v *verdict) {
 // classify fills in the class; it returns false when the plan doesn't know the
 // route.
 func (v *verdict) classify(r *request) bool {
-	name, generates := splitRoute(string(r.route))
+	name, generates := wire.SplitRoute(string(r.route))
 	route, known := v.plan.Route(name)
 	if !known {
 		return false

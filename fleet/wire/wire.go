@@ -1,8 +1,10 @@
 // Package wire holds the names that travel between Envoy, clients and
 // Fairlead: header names, dynamic-metadata namespaces and keys, the names
 // of the clusters that belong to Fairlead itself, and of routes and groups. It
-// holds names and nothing else.
+// holds names, and takes one apart.
 package wire
+
+import "strings"
 
 // Request headers that clients may send.
 const (
@@ -167,6 +169,17 @@ const (
 	// holds that pool alone. Every route has one for each pool of its chain.
 	GroupPool = "pool-"
 )
+
+// SplitRoute parts an Envoy route's name into the config route's and whether its requests
+// generate tokens.
+func SplitRoute(envoyRoute string) (name string, generates bool) {
+	for _, suffix := range [...]string{RouteOther, RouteConnect} {
+		if name, ok := strings.CutSuffix(envoyRoute, suffix); ok {
+			return name, false
+		}
+	}
+	return envoyRoute, true
+}
 
 // StatPrefix is in the names of Envoy's statistics of our listeners' HTTP, behind
 // "http.".

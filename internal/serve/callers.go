@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"net/http"
 	"slices"
 	"time"
 
@@ -73,8 +72,8 @@ type closing struct {
 	asker time.Duration // the pool, for who asked
 }
 
-// closes is what a refusal closes, of a server beside so many others of its pool that are
-// in service. A server that sheds load does so for as long as it says. But providers limit
+// closes is what a 429 closes, of a server beside so many others of its pool that are in
+// service. A server that sheds load does so for as long as it says. But providers limit
 // each key for itself, and a 429 may be for the asker alone. Of a pool's only server that
 // one is kept out of the pool for the time that it was told; others are for two seconds if
 // another one was told so too since somebody was taken, for four if a third was after
@@ -88,13 +87,10 @@ type closing struct {
 // one tells so again, or half of them do, is limited, as by a pool's only server.
 func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) closing {
 	told := toldBy(o)
-	if told.all == 0 || o.Code != http.StatusTooManyRequests {
-		return told
-	}
 	c.take(o.At)
 	if asker == (admission.Client{}) {
-		if told.all > lone<<1 && c.others(o.At) {
-			told.all, told.guessed, told.less = lone<<1, true, lone<<1
+		if told.all > 2*lone && c.others(o.At) {
+			told.all, told.less, told.guessed = 2*lone, 2*lone, true
 		}
 		return told
 	}
@@ -104,17 +100,10 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 	taken := c.several(asker, o.At)
 	alone, until := others == 0, o.At.Add(told.all)
 	if !alone {
-		n := 1
-		for _, w := range known.by {
-			if w.from != c && !w.from.gone && !w.since && w.until.After(o.At) {
-				n, until = n+1, sooner(until, w.until)
-			}
+		if alone, until = c.limited(known, o.At, until, others); !taken {
+			alone = false
 		}
-		alone = taken && n > 1 && 2*n > others && !known.began.After(o.At.Add(-takenLately))
-		if repeats := before != nil && !o.At.Add(-o.Duration).Before(before.at.Add(reopenEarly)) &&
-			!known.began.After(before.at.Add(-takenLately)); !alone && !repeats {
-			news = true
-		}
+		news = news || !alone && !repeats(o, before, known.began)
 	}
 	known.tell(c, o.At, o.At.Add(told.all))
 	out := closing{guessed: true, said: told.said}
@@ -137,6 +126,26 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 		c.round = o.At.Add(reopenEarly)
 	}
 	return out
+}
+
+// limited reports whether half of a pool's servers that are in service, two at least, tell
+// a client to stay away now that this one does so until then, and none takes it; and until
+// when it is to, which is when the first of them wants it again.
+func (c *callers) limited(known *clientWords, now, until time.Time, others int) (bool, time.Time) {
+	n := 1
+	for _, w := range known.by {
+		if w.from != c && !w.from.gone && !w.since && w.until.After(now) {
+			n, until = n+1, sooner(until, w.until)
+		}
+	}
+	return n > 1 && 2*n > others && !known.began.After(now.Add(-takenLately)), until
+}
+
+// repeats reports whether a server told a client to stay away that had come after it was
+// told so before and of which no server of the pool, since shortly before that, took a
+// request: the last that one did began then.
+func repeats(o *fleet.Outcome, before *word, began time.Time) bool {
+	return before != nil && !o.At.Add(-o.Duration).Before(before.at.Add(reopenEarly)) && !began.After(before.at.Add(-takenLately))
 }
 
 // tell notes that a client was told to stay away, as it was before, and returns how many

@@ -91,9 +91,11 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 				case http.StatusOK:
 					of.ends(&o)
 					of.serves(&o, e.of)
-				default:
+				case http.StatusTooManyRequests:
 					of.ends(&o)
 					got = of.closes(&o, e.of, others)
+				default:
+					of.ends(&o)
 				}
 			}
 			all, out := row.among, row.out
@@ -107,37 +109,27 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	}
 
 	begin := time.Now()
-	refusal := func(code int, wait time.Duration) *fleet.Outcome {
-		return &fleet.Outcome{Kind: fleet.AttemptEnded, Code: code, RetryAfter: wait, At: begin}
+	refusal := func(wait time.Duration) *fleet.Outcome {
+		return &fleet.Outcome{Kind: fleet.AttemptEnded, Code: http.StatusTooManyRequests, RetryAfter: wait, At: begin}
 	}
 	served := func() *callers {
 		of := &callers{words: &words{}}
 		of.serves(&fleet.Outcome{At: begin}, b)
 		return of
 	}
-	believed := closing{all: told, less: told, said: told}
-	for name, got := range map[string]closing{
-		"nobody knows whose it is":    (&callers{words: &words{}}).closes(refusal(429, 30*s), unknown, 0),
-		"a server that is overloaded": served().closes(refusal(529, 30*s), a, 0),
-		"one that is unavailable":     served().closes(refusal(503, 30*s), a, 0),
-	} {
-		if got != believed {
-			t.Errorf("%s: it closes %+v; want %+v", name, got, believed)
-		}
-	}
 	nobodys := callers{words: &words{}}
 	nobodys.serves(&fleet.Outcome{At: begin}, unknown)
 	for name, row := range map[string]struct{ got, want closing }{
-		"it isn't known whose it is":           {served().closes(refusal(429, 30*s), unknown, 0), closing{all: two, less: two, guessed: true, said: told}},
-		"it isn't known whose, for a second":   {served().closes(refusal(429, s), unknown, 0), closing{all: lone, less: lone, said: lone}},
-		"nobody knows who was served":          {nobodys.closes(refusal(429, 30*s), a, 0), closing{all: two, less: two, guessed: true, said: told, asker: told}},
-		"it told no time":                      {served().closes(refusal(429, 0), a, 0), closing{guessed: true, asker: lone}},
-		"it told no time, nobody was served":   {(&callers{words: &words{}}).closes(refusal(429, 0), a, 0), closing{all: lone, less: lone, guessed: true, asker: lone}},
-		"it told a second, nobody was served":  {(&callers{words: &words{}}).closes(refusal(429, s), a, 0), closing{all: lone, less: lone, said: lone, asker: lone}},
-		"one of several":                       {(&callers{words: &words{}}).closes(refusal(429, 30*s), a, 7), closing{all: told, less: two, said: told}},
-		"one of several that tells more":       {served().closes(refusal(429, time.Hour), a, 7), closing{all: two, less: two, guessed: true}},
-		"one of several, nobody was served":    {(&callers{words: &words{}}).closes(refusal(429, time.Hour), a, 7), closing{all: longestClosed - reopenEarly, less: two, guessed: true}},
-		"a server that says no to one request": {served().closes(refusal(503, 0), a, 0), closing{guessed: true}},
+		"nobody knows whose it is":            {(&callers{words: &words{}}).closes(refusal(30*s), unknown, 0), closing{all: told, less: told, said: told}},
+		"it isn't known whose it is":          {served().closes(refusal(30*s), unknown, 0), closing{all: two, less: two, guessed: true, said: told}},
+		"it isn't known whose, for a second":  {served().closes(refusal(s), unknown, 0), closing{all: lone, less: lone, said: lone}},
+		"nobody knows who was served":         {nobodys.closes(refusal(30*s), a, 0), closing{all: two, less: two, guessed: true, said: told, asker: told}},
+		"it told no time":                     {served().closes(refusal(0), a, 0), closing{guessed: true, asker: lone}},
+		"it told no time, nobody was served":  {(&callers{words: &words{}}).closes(refusal(0), a, 0), closing{all: lone, less: lone, guessed: true, asker: lone}},
+		"it told a second, nobody was served": {(&callers{words: &words{}}).closes(refusal(s), a, 0), closing{all: lone, less: lone, said: lone, asker: lone}},
+		"one of several":                      {(&callers{words: &words{}}).closes(refusal(30*s), a, 7), closing{all: told, less: two, said: told}},
+		"one of several that tells more":      {served().closes(refusal(time.Hour), a, 7), closing{all: two, less: two, guessed: true}},
+		"one of several, nobody was served":   {(&callers{words: &words{}}).closes(refusal(time.Hour), a, 7), closing{all: longestClosed - reopenEarly, less: two, guessed: true}},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: it closes %+v; want %+v", name, row.got, row.want)
@@ -531,6 +523,22 @@ func TestServersThatTakeOthersOpenSooner(t *testing.T) {
 	}
 	if got := v.endpoints[v.key(0)].closed; got.said != begin.Add(30*s-reopenEarly) || !got.guessed {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestOverloadIsNobodysOwn: a 529, or a 503 with a time to wait, closes a server for all,
+// beside clients that it takes.
+func TestOverloadIsNobodysOwn(t *testing.T) {
+	const s = time.Second
+	for _, code := range []int{fleet.StatusOverloaded, http.StatusServiceUnavailable} {
+		v := newViewed(t, twoServers())
+		begin := time.Now()
+		v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Code: 200, Cause: fleet.CauseOK, Endpoint: v.key(0), At: begin}, admission.Client{2})
+		out := v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Code: code, Cause: fleet.CauseServerError, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin}, admission.Client{1})
+		in, _ := v.step(begin.Add(29 * s))
+		if !in.Pools[0].Endpoints[0].Closed || out != 0 {
+			t.Errorf("a %d closes it for 29 s: %v, and keeps its asker out for %v", code, in.Pools[0].Endpoints[0].Closed, out)
+		}
 	}
 }
 

@@ -3,12 +3,10 @@ package serve
 import (
 	"math"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
-	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
@@ -57,11 +55,7 @@ type failure struct {
 
 // outcome takes what Envoy logged of an attempt that reached the endpoint, or ended, and
 // whose request it was, zero if that isn't known or nobody else was served there of late.
-// Only requests that generate say anything: an engine that is lost still lists its models.
 func (f *failure) outcome(o *fleet.Outcome, asker admission.Client) {
-	if !generates(o.Route) {
-		return
-	}
 	f.tried = time.Time{}
 	switch {
 	case o.Kind == fleet.AttemptStarted:
@@ -192,9 +186,4 @@ func (s *scoring) spareAnswers(p *plan.PoolInput) {
 			e.Failing, e.Trial = false, 0
 		}
 	}
-}
-
-// generates reports whether requests of an Envoy's route make a model generate.
-func generates(route string) bool {
-	return !strings.HasSuffix(route, wire.RouteOther) && !strings.HasSuffix(route, wire.RouteConnect)
 }

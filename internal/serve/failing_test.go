@@ -197,19 +197,22 @@ func TestAnAskerOfWhomNothingIsHeard(t *testing.T) {
 func TestModelListsShowNothing(t *testing.T) {
 	now := time.Now()
 	for _, suffix := range []string{wire.RouteOther, wire.RouteConnect} {
-		var f failure
-		other := fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat" + suffix, Cause: fleet.CauseServerError, Code: 503, At: now}
-		for range failStreak {
-			f.outcome(&other, admission.Client{})
+		v := newViewed(t, twoServers())
+		hear := func(route string, cause fleet.Cause, code int, at time.Time) {
+			for range failStreak {
+				v.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: route, Cause: cause, Code: code, Endpoint: v.key(0), At: at})
+			}
 		}
-		if _, failing := f.trial(8, 0, now); failing {
+		failing := func(at time.Time) bool {
+			in, _ := v.step(at)
+			return in.Pools[0].Endpoints[0].Failing
+		}
+		if hear("chat"+suffix, fleet.CauseServerError, 503, now); failing(now) {
 			t.Errorf("%s: it fails", suffix)
 		}
-		f.kill(fleet.CauseServerError, 503, now)
-		other.Cause, other.Code, other.At = fleet.CauseOK, http.StatusOK, now.Add(time.Second)
-		f.outcome(&other, admission.Client{})
-		if got, failing := f.trial(8, 0, now.Add(time.Second)); got != 1 || !failing {
-			t.Errorf("%s: %d, failing %v; want one to ask", suffix, got, failing)
+		hear("chat", fleet.CauseServerError, 503, now)
+		if hear("chat"+suffix, fleet.CauseOK, http.StatusOK, now.Add(time.Second)); !failing(now.Add(2 * time.Second)) {
+			t.Errorf("%s: it is well again", suffix)
 		}
 	}
 }

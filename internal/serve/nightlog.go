@@ -59,42 +59,6 @@ func (s *Server) logChanges(before, after *admin.Fleet) {
 // refusalsEvery is how often refused requests are told of, at most.
 const refusalsEvery = 10 * time.Second
 
-// logRefusals says how many requests were refused, by the reasons that metrics
-// have too.
-func (s *Server) logRefusals(now time.Time) {
-	if now.Sub(s.refusedLog) < refusalsEvery {
-		return
-	}
-	if why := s.refused.take(); len(why) > 0 {
-		s.log.Warn("requests refused", append(why, "within", refusalsEvery)...)
-		s.refusedLog = now
-	}
-}
-
-// logFailures says how many requests ended without an answer that a caller can use, by
-// route and by what became of the last attempt.
-func (s *Server) logFailures(now time.Time) {
-	if now.Sub(s.failedLog) < refusalsEvery {
-		return
-	}
-	if why := s.failed.take(); len(why) > 0 {
-		s.log.Warn("requests failed at their servers", append(why, "within", refusalsEvery)...)
-		s.failedLog = now
-	}
-}
-
-// logShed says how often servers told callers to stay away, by pool: where others of the
-// chain take these, nothing else tells.
-func (s *Server) logShed(now time.Time) {
-	if now.Sub(s.shedLog) < refusalsEvery {
-		return
-	}
-	if pools := s.shed.take(); len(pools) > 0 {
-		s.log.Warn("servers told callers to stay away", append(pools, "within", refusalsEvery)...)
-		s.shedLog = now
-	}
-}
-
 // countFailure takes the end of a request that no server answered, or the last with an
 // error of its own. Callers that left, and answers that we or Envoy refused with, are none.
 func (s *Server) countFailure(o *fleet.Outcome) {
@@ -141,10 +105,23 @@ func (u *undecidedLog) look(log *slog.Logger, now time.Time, passed, refused int
 // maxTallied bounds the names of a tally; routes that left the config stay a while.
 const maxTallied = 256
 
-// tally counts requests since the last line about them, by why.
+// tally counts requests since the last line about them, by why. Its zero value is ready for
+// use.
 type tally struct {
+	told  time.Time // when that was; owned by the tick loop
 	mu    sync.Mutex
 	byWhy map[string]int64
+}
+
+// tell writes a line with the counts, if there are any, every refusalsEvery at most.
+func (r *tally) tell(log *slog.Logger, now time.Time, what string) {
+	if now.Sub(r.told) < refusalsEvery {
+		return
+	}
+	if why := r.take(); len(why) > 0 {
+		log.Warn(what, append(why, "within", refusalsEvery)...)
+		r.told = now
+	}
 }
 
 func (r *tally) count(why string) {

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -56,7 +55,7 @@ func TestEndpointsOpenInSteps(t *testing.T) {
 		begin := time.Now()
 		for _, e := range row.events {
 			o := fleet.Outcome{Kind: e.kind, Code: e.code, RetryAfter: e.wait, ID: e.id, At: begin.Add(e.at)}
-			g.outcome(&o, (&callers{words: &words{}}).closes(&o, admission.Client{}, 0))
+			g.outcome(&o, toldBy(&o))
 		}
 		for after, want := range row.want {
 			now := begin.Add(after)

@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 	"github.com/fairlead-proxy/fairlead/internal/own"
 	"github.com/fairlead-proxy/fairlead/plan"
 	"github.com/fairlead-proxy/fairlead/scorer"
@@ -170,7 +171,9 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	if t == nil {
 		return 0
 	}
-	if !generates(o.Route) { // servers answer these by other limits, or none
+	// An engine that is lost still lists its models, and a provider limits the counting of
+	// tokens by itself.
+	if _, generates := wire.SplitRoute(o.Route); !generates {
 		switch o.Kind {
 		case fleet.AttemptStarted:
 			s.reached(&o)
@@ -198,12 +201,9 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	var closes closing
 	if o.Kind == fleet.AttemptEnded {
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
-		if closedFor(&o) > 0 {
-			others := 0
-			if o.Code == http.StatusTooManyRequests && asker != (admission.Client{}) {
-				others = s.others(o.Endpoint)
-			}
-			closes = t.callers.closes(&o, asker, others)
+		closes = toldBy(&o)
+		if closes.all > 0 && o.Code == http.StatusTooManyRequests {
+			closes = t.callers.closes(&o, asker, s.others(o.Endpoint))
 		}
 		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)

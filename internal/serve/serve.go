@@ -93,13 +93,13 @@ type Server struct {
 	faulty atomic.Bool
 	// modelRefused is true while the model file is one that was not taken.
 	modelRefused atomic.Bool
-	// refused counts 429s since the last line about them, failed requests that ended without
-	// a server's good answer, shed attempts whose servers told callers to stay away.
+	// refused counts our 429s, by the reasons that metrics have too; failed the requests that
+	// ended without an answer that a caller can use, by route and by what became of the last
+	// attempt; shed the attempts whose servers told callers to stay away, by pool: where
+	// others of the chain take these, nothing else tells.
 	refused, failed, shed tally
-	// refusedLog, failedLog and shedLog are when; owned by the tick loop, as the next two.
-	refusedLog, failedLog, shedLog time.Time
-	fullLog                        fullLog
-	undecided                      undecidedLog
+	fullLog               fullLog      // owned by the tick loop
+	undecided             undecidedLog // likewise
 
 	lock      *os.File // on the state folder
 	listeners struct{ xds, extproc, accessLog, admin, push net.Listener }
@@ -369,9 +369,9 @@ func (s *Server) step(now time.Time) {
 	view.Plan, view.Compiled = p.Digest(), now
 	s.logChanges(s.view.Load(), view)
 	s.view.Store(view)
-	s.logRefusals(now)
-	s.logFailures(now)
-	s.logShed(now)
+	s.refused.tell(s.log, now, "requests refused")
+	s.failed.tell(s.log, now, "requests failed at their servers")
+	s.shed.tell(s.log, now, "servers told callers to stay away")
 	s.fullLog.look(s.log, now, s.ledger.Dropped())
 	s.undecided.look(s.log, now, s.metrics.undecided.passed.Load(), s.metrics.undecided.refused.Load())
 }

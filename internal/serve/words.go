@@ -37,28 +37,28 @@ type word struct {
 }
 
 // client is what is known of a client.
-func (t *words) client(of admission.Client) *clientWords {
-	if c := t.clients[of]; c != nil {
+func (w *words) client(of admission.Client) *clientWords {
+	if c := w.clients[of]; c != nil {
 		return c
 	}
-	if t.clients == nil {
-		t.clients = map[admission.Client]*clientWords{}
+	if w.clients == nil {
+		w.clients = map[admission.Client]*clientWords{}
 	}
-	if len(t.clients) >= mostClients {
-		t.forget()
+	if len(w.clients) >= mostClients {
+		w.forget()
 	}
 	c := &clientWords{}
-	t.clients[of] = c
+	w.clients[of] = c
 	return c
 }
 
 // forget makes room for a client: for one that may come again last of some, and of those
 // that may come now the one that was taken last longest ago.
-func (t *words) forget() {
+func (w *words) forget() {
 	var last admission.Client
 	var least time.Time
 	n := 0
-	for of, c := range t.clients {
+	for of, c := range w.clients {
 		if known := c.known(); n == 0 || known.Before(least) {
 			last, least = of, known
 		}
@@ -66,7 +66,7 @@ func (t *words) forget() {
 			break
 		}
 	}
-	delete(t.clients, last)
+	delete(w.clients, last)
 }
 
 // known is until when something of a client counts.
@@ -109,15 +109,15 @@ func (c *clientWords) tell(from *callers, at, until time.Time) {
 }
 
 // took takes that a server took a request of a client that began then.
-func (t *words) took(from *callers, of admission.Client, began time.Time) {
+func (w *words) took(from *callers, of admission.Client, began time.Time) {
 	if of == (admission.Client{}) {
 		return
 	}
-	c := t.client(of)
+	c := w.client(of)
 	c.began = later(c.began, began)
 	for i := range c.by {
-		if w := &c.by[i]; w.from == from && began.After(w.at) {
-			w.since = true
+		if told := &c.by[i]; told.from == from && began.After(told.at) {
+			told.since = true
 		}
 	}
 }
