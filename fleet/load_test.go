@@ -221,3 +221,16 @@ func mustRead(t testing.TB, path string) []byte {
 	}
 	return data
 }
+
+func TestTheAdmissionPageNamesEachGeneratingPath(t *testing.T) {
+	_, rest, _ := strings.Cut(string(mustRead(t, "../docs/admission.md")), "## Which requests count\n")
+	section, _, found := strings.Cut(rest, "\n## ")
+	if !found {
+		t.Fatal("docs/admission.md has no section on which requests count")
+	}
+	for _, end := range GeneratingPaths() {
+		if !strings.Contains(section, "`"+end+"`") {
+			t.Errorf("docs/admission.md does not name %s", end)
+		}
+	}
+}
