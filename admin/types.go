@@ -128,7 +128,9 @@ type Caller struct {
 	// as in the config's limits[].key), a zero byte and the value. It is "others" for
 	// clients that there was no room to tell apart.
 	Client string `json:"client"`
-	Class  string `json:"class"`
+	// Class is empty for a credential of a client that is told apart by something else:
+	// then nothing but Away is known.
+	Class string `json:"class"`
 	// InFlight counts requests in flight, Waiting those that were refused and told
 	// when to come back.
 	InFlight int `json:"in_flight"`
@@ -141,7 +143,9 @@ type Caller struct {
 	// further requests; each that is refused and given a slot is one of Waiting.
 	Early float64 `json:"early"`
 	// Away is for how many seconds it is kept out of the pool yet, since a server there
-	// told it alone to stay away (by a 429 for a limit of its key); 0 if it isn't.
+	// told it alone to stay away (by a 429 for a limit of its key); 0 if it isn't. Clients
+	// that are told apart by something else than credentials are so by each of these, which
+	// has a row of its own.
 	Away float64 `json:"away_seconds"`
 }
 

@@ -6,6 +6,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
+// Asker is whose a request is: the client, and what providers tell it apart by, which is
+// the client again where that shows nothing else. The zero Asker is nobody.
+type Asker struct{ Client, Credential Client }
+
 // maxFormer bounds the requests that ended whose clients are remembered: what a second
 // brings of those that failed, while Envoy's two logs are a tenth of that apart.
 const maxFormer = 1024
@@ -14,16 +18,16 @@ const maxFormer = 1024
 // Envoy's log of attempts may come after its log of requests.
 type former struct {
 	mu   sync.Mutex
-	byID map[string]Client
+	byID map[string]Asker
 	ids  [maxFormer]string
 	next int
 }
 
-func (f *former) add(id string, of Client) {
+func (f *former) add(id string, of Asker) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.byID == nil {
-		f.byID = map[string]Client{}
+		f.byID = map[string]Asker{}
 	}
 	if _, there := f.byID[id]; there {
 		f.byID[id] = of
@@ -34,7 +38,7 @@ func (f *former) add(id string, of Client) {
 	f.next = (f.next + 1) % maxFormer
 }
 
-func (f *former) of(id string) (Client, bool) {
+func (f *former) of(id string) (Asker, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c, there := f.byID[id]
@@ -43,9 +47,9 @@ func (f *former) of(id string) (Client, bool) {
 
 // Asker is whose request that is, while it runs, and some time after one of its attempts
 // failed or it did. It returns false for requests that were not admitted here.
-func (g *Gate) Asker(id string) (c Client, ok bool) {
-	if c, ok = g.claims.asker(id); ok {
-		return c, true
+func (g *Gate) Asker(id string) (of Asker, ok bool) {
+	if of, ok = g.claims.asker(id); ok {
+		return of, true
 	}
 	return g.former.of(id)
 }
@@ -56,7 +60,7 @@ func (g *Gate) remember(o *fleet.Outcome) {
 	if o.Cause == fleet.CauseOK && o.Attempt <= 1 {
 		return
 	}
-	if c, ok := g.claims.asker(o.ID); ok {
-		g.former.add(o.ID, c)
+	if of, ok := g.claims.asker(o.ID); ok {
+		g.former.add(o.ID, of)
 	}
 }

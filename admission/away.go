@@ -1,22 +1,25 @@
 package admission
 
 import (
+	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// away is that a server told a client to stay away from a pool: when, until when, and how
-// long that answer took.
+// away is that a server told a credential to stay away from a pool: when, until when, and
+// how long that answer took.
 type away struct {
 	pool              *pool
 	told, until, took time.Duration
 	// asked is when one of its requests entered to ask whether the server takes it, 0 if
 	// none did.
 	asked time.Duration
-	// lets is whether one may ask already: an answer of the client ended since it was told,
-	// and the server may limit how many it has.
+	// lets is whether one may ask already: an answer to it ended since it was told, and the
+	// server may limit how many it has.
 	lets bool
 }
 
@@ -31,49 +34,148 @@ const (
 	longestRefusal = 5 * time.Second
 )
 
-// mostAway bounds the pools that a client is told to stay away from at a time.
-const mostAway = 16
+const (
+	// mostAway bounds the pools that a credential is told to stay away from at a time.
+	mostAway = 16
+	// mostTold bounds the credentials that are told apart, which who makes up some could fill.
+	mostTold = 4096
+)
 
-// TurnAway keeps a client out of a pool for so long from then on: a server there has told
-// it alone to stay away, as providers do that limit each key, by an answer that took so
-// long. Its requests go to the next pool of their chain, or are refused
+// aways are the credentials that servers told to stay away from pools. Providers limit
+// each for itself, whatever tells clients apart.
+type aways struct {
+	n  atomic.Int64 // credentials: as long as there is none nobody waits for the lock
+	mu sync.Mutex
+	by map[Client][]away
+}
+
+// TurnAway keeps requests with a credential out of a pool for so long from then on: a
+// server there has told it alone to stay away, as providers do that limit each key, by an
+// answer that took so long. They go to the next pool of their chain, or are refused
 // (ReasonServerLimit). Envoy would send them on too, after an attempt in vain, but beside
 // the next pool's limits. After that time one of them enters first, and one before it for
-// each of its answers that ends. Clients that share one place of the table, for which it
-// had no room, are not kept out.
+// each of its answers that ends. Of 4,096 credentials it is known at a time.
 func (g *Gate) TurnAway(of Client, pool string, wait, took time.Duration, at time.Time) {
 	p := g.settings.Load().pools[pool]
 	if p == nil || wait <= 0 {
 		return
 	}
 	now := g.since(at)
-	c := g.clients.lock(of, now)
-	defer c.mu.Unlock()
-	if !c.shared {
-		c.turnAway(p, now, now+wait, min(max(0, took), longestRefusal))
-	}
+	g.aways.tell(of, p, now, now+wait, min(max(0, took), longestRefusal))
 }
 
-func (c *client) turnAway(p *pool, now, until, took time.Duration) {
-	kept := c.aways[:0]
-	for _, a := range c.aways {
+func (t *aways) tell(of Client, p *pool, now, until, took time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list, known := t.by[of]
+	if !known && len(t.by) >= mostTold {
+		t.forget()
+	}
+	kept := list[:0]
+	for _, a := range list {
 		switch {
 		case a.pool == p:
 			until = max(until, a.until)
-		case a.until+asksOnce > now:
+		case !a.over(now):
 			kept = append(kept, a)
 		}
 	}
-	if c.aways = kept; len(kept) < mostAway {
-		c.aways = append(kept, away{pool: p, told: now, until: until, took: took})
+	if len(kept) < mostAway {
+		kept = append(kept, away{pool: p, told: now, until: until, took: took})
+	}
+	if t.by == nil {
+		t.by = map[Client][]away{}
+	}
+	t.by[of] = kept
+	t.n.Store(int64(len(t.by)))
+}
+
+// forget makes room for a credential: of some the one may come again that may soonest.
+func (t *aways) forget() {
+	var soonest Client
+	least := time.Duration(math.MaxInt64)
+	n := 0
+	for of, list := range t.by { // in random order
+		last := time.Duration(0)
+		for i := range list {
+			last = max(last, list[i].last())
+		}
+		if last < least {
+			soonest, least = of, last
+		}
+		if n++; n == evictOf {
+			break
+		}
+	}
+	delete(t.by, soonest)
+}
+
+// over reports whether nothing follows from it any more.
+func (a *away) over(now time.Duration) bool { return a.until+asksOnce <= now }
+
+// step forgets what is over.
+func (t *aways) step(now time.Duration) {
+	if t.n.Load() == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for of, list := range t.by {
+		if list = slices.DeleteFunc(list, func(a away) bool { return a.over(now) }); len(list) > 0 {
+			t.by[of] = list
+		} else {
+			delete(t.by, of)
+		}
+	}
+	t.n.Store(int64(len(t.by)))
+}
+
+// from is until when a credential is to stay away from a pool, the past if it is not to.
+func (t *aways) from(of Client, p *pool) (until time.Duration) {
+	t.with(of, p, func(a *away) { until = a.last() })
+	return until
+}
+
+// with calls what for what a server of a pool told a credential, if one did.
+func (t *aways) with(of Client, p *pool, what func(*away)) {
+	if t.n.Load() == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := t.by[of]
+	for i := range list {
+		if list[i].pool == p {
+			what(&list[i])
+			return
+		}
 	}
 }
 
-// awayFrom is until when the client is to stay away from a pool, the past if it is not to.
-func (c *client) awayFrom(p *pool) time.Duration {
-	a := c.toldBy(p)
+// list is for how long credentials are kept out of pools yet.
+func (t *aways) list(now time.Duration) map[*pool]map[Client]time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := map[*pool]map[Client]time.Duration{}
+	for of, list := range t.by {
+		for i := range list {
+			a := &list[i]
+			if a.last() <= now {
+				continue
+			}
+			if out[a.pool] == nil {
+				out[a.pool] = map[Client]time.Duration{}
+			}
+			out[a.pool][of] = a.last() - now
+		}
+	}
+	return out
+}
+
+// last is until when the credential is to stay away, the past if it is not to.
+func (a *away) last() time.Duration {
 	switch {
-	case a == nil || a.lets:
+	case a.lets:
 		return 0
 	case a.asked > 0:
 		return max(a.until, a.asked+asksFirst+2*a.took)
@@ -81,46 +183,34 @@ func (c *client) awayFrom(p *pool) time.Duration {
 	return a.until
 }
 
-// asks notes that a request of the client enters a pool.
-func (c *client) asks(p *pool, now time.Duration) {
-	if a := c.toldBy(p); a != nil && (a.lets || a.asked < a.until && now < a.until+asksOnce) {
-		a.asked, a.lets = max(now, 1), false
-	}
+// asks notes that a request with a credential enters a pool.
+func (t *aways) asks(of Client, p *pool, now time.Duration) {
+	t.with(of, p, func(a *away) {
+		if a.lets || a.asked < a.until && now < a.until+asksOnce {
+			a.asked, a.lets = max(now, 1), false
+		}
+	})
 }
 
-// welcome takes that a request was answered well. If it asked for a client that was to stay
-// away, that need not any more; else one may ask.
-func (k *claim) welcome(o *fleet.Outcome, now time.Duration) {
-	c := k.client
-	if k.lapsed {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	a := c.toldBy(k.pool)
-	switch {
-	case a == nil:
-	case o.Endpoint.Pool != "" && o.Endpoint.Pool != k.pool.name: // another pool answered
-		a.unask(k.began, now)
-	case a.asked > 0 && k.began >= a.asked:
-		c.aways = slices.DeleteFunc(c.aways, func(a away) bool { return a.pool == k.pool })
-	case now < a.until && now >= a.told+asksFirst: // of two logs one may be late
-		a.lets = true
-	}
+// welcome takes that a request was answered well. If it asked for a credential that was to
+// stay away, that need not any more; else one may ask.
+func (t *aways) welcome(k *claim, o *fleet.Outcome, now time.Duration) {
+	t.with(k.credential, k.pool, func(a *away) {
+		switch {
+		case o.Endpoint.Pool != "" && o.Endpoint.Pool != k.pool.name: // another pool answered
+			a.unask(k.began, now)
+		case a.asked > 0 && k.began >= a.asked:
+			*a = away{pool: a.pool, until: -asksOnce} // over
+		case now < a.until && now >= a.told+asksFirst: // of two logs one may be late
+			a.lets = true
+		}
+	})
 }
 
 // unask takes that a request did not ask after all: it went away, was refused otherwise, or
 // failed.
-func (k *claim) unask(now time.Duration) {
-	c := k.client
-	if k.lapsed {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if a := c.toldBy(k.pool); a != nil {
-		a.unask(k.began, now)
-	}
+func (t *aways) unask(of Client, p *pool, began, now time.Duration) {
+	t.with(of, p, func(a *away) { a.unask(began, now) })
 }
 
 // unask lets another ask, if the request that entered then was the one that does.
@@ -128,14 +218,4 @@ func (a *away) unask(began, now time.Duration) {
 	if a.asked > 0 && a.asked == max(began, 1) {
 		a.asked, a.lets = 0, now < a.until
 	}
-}
-
-// toldBy is what a server of a pool told the client, nil if nothing.
-func (c *client) toldBy(p *pool) *away {
-	for i := range c.aways {
-		if a := &c.aways[i]; a.pool == p {
-			return a
-		}
-	}
-	return nil
 }

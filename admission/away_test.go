@@ -286,33 +286,88 @@ func TestAnAnswerThatEndsLetsOneAsk(t *testing.T) {
 
 // TestPoolsToStayAwayFromAreBounded: what is over goes first.
 func TestPoolsToStayAwayFromAreBounded(t *testing.T) {
-	var c client
+	var told aways
 	pools := make([]pool, 3*mostAway)
 	for i := range pools {
-		c.turnAway(&pools[i], 0, time.Duration(1+i%2)*time.Minute, 0)
-		if len(c.aways) > mostAway {
-			t.Fatalf("%d", len(c.aways))
+		told.tell(named("a"), &pools[i], 0, time.Duration(1+i%2)*time.Minute, 0)
+		if n := len(told.by[named("a")]); n > mostAway {
+			t.Fatalf("%d", n)
 		}
 	}
-	c.turnAway(&pools[len(pools)-1], 150*time.Second, 4*time.Minute, 0)
-	if c.awayFrom(&pools[len(pools)-1]) != 4*time.Minute || len(c.aways) > mostAway/2+1 {
-		t.Errorf("%d, of which half were over", len(c.aways))
+	last := &pools[len(pools)-1]
+	told.tell(named("a"), last, 150*time.Second, 4*time.Minute, 0)
+	if n := len(told.by[named("a")]); told.from(named("a"), last) != 4*time.Minute || n > mostAway/2+1 {
+		t.Errorf("%d, of which half were over", n)
 	}
 }
 
-// TestClientsWithoutAPlaceOfTheirOwnAreNotKeptOut, since others share it.
-func TestClientsWithoutAPlaceOfTheirOwnAreNotKeptOut(t *testing.T) {
-	w := newWorld(config(), 1000, nil)
-	w.clients.init(1)
-	a := w.ask("first") // has the table's only place
-	w.Admit(&a)
-	for i := range 100 {
-		w.TurnAway(named(fmt.Sprint(i)), "p", time.Minute, 0, w.clock.now())
+// TestCredentialsThatAreToldToStayAwayAreBounded: one that may come again soon goes first,
+// and all when their time is over.
+func TestCredentialsThatAreToldToStayAwayAreBounded(t *testing.T) {
+	var told aways
+	var p pool
+	one := func(i int) Client { return Client{byte(i), byte(i >> 8), 1} }
+	for i := range 2 * mostTold {
+		told.tell(one(i), &p, 0, time.Duration(1+i)*time.Millisecond, 0)
 	}
-	for i := range 100 {
-		a := w.ask(fmt.Sprint(i))
-		if v := w.Admit(&a); !v.Admitted {
-			t.Fatalf("number %d: %+v", i, v)
+	late := 0
+	for i := mostTold; i < 2*mostTold; i++ {
+		if told.from(one(i), &p) > 0 {
+			late++
 		}
 	}
+	if len(told.by) != mostTold || late < mostTold*3/4 {
+		t.Errorf("%d are known, of which %d are those that are to stay away longest; want %d", len(told.by), late, mostTold)
+	}
+	told.step(asksOnce + mostTold*time.Millisecond)
+	if n := len(told.by); n != int(told.n.Load()) || n == 0 || n > mostTold {
+		t.Errorf("half way %d are known, counted %d", n, told.n.Load())
+	}
+	if told.step(asksOnce + 2*mostTold*time.Millisecond); len(told.by) != 0 || told.n.Load() != 0 {
+		t.Errorf("in the end %d are known, counted %d", len(told.by), told.n.Load())
+	}
+}
+
+// TestOneOfAClientsKeysStaysOut: clients may be told apart by something else than keys, and
+// a server limits each of these.
+func TestOneOfAClientsKeysStaysOut(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	enter := func(who, key string, want bool) Ask {
+		t.Helper()
+		a := w.ask(who)
+		if a.Credential = named(key); key == "" {
+			a.Credential = Client{}
+		}
+		if v := w.Admit(&a); v.Admitted != want || !want && v.Reason != ReasonServerLimit {
+			t.Errorf("%s with %q is told %+v", who, key, v)
+		}
+		return a
+	}
+	w.TurnAway(named("one"), "p", 10*time.Second, 0, w.clock.now())
+	enter("a", "one", false)
+	enter("b", "one", false)
+	enter("a", "two", true)
+	enter("a", "", true)
+	enter("one", "", false)
+	row := ClientState{}
+	for _, c := range w.Clients(10) {
+		if c.Away > 0 {
+			if row.Away > 0 {
+				t.Errorf("%+v, and %+v", row, c)
+			}
+			row = c
+		}
+	}
+	if row.Client != named("one") || row.Pool != "p" || row.Away != 10*time.Second {
+		t.Errorf("who is away is shown as %+v", row)
+	}
+	w.clock.advance(10 * time.Second)
+	asks := enter("b", "one", true)
+	enter("a", "one", false)
+	w.Cancel(asks.ID) // lets another
+	asks = enter("a", "one", true)
+	enter("b", "one", false)
+	w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: asks.ID, Cause: fleet.CauseOK, Code: 200, Attempt: 1, At: w.clock.now()})
+	enter("b", "one", true)
+	enter("a", "one", true)
 }

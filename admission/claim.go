@@ -25,6 +25,7 @@ const (
 type claim struct {
 	id, node      string
 	key           Client
+	credential    Client
 	client        *client
 	route         *routeState
 	pool          *pool
@@ -123,15 +124,15 @@ func (t *claims) take(id string) (claim, bool) {
 }
 
 // asker is whose request a claim is of.
-func (t *claims) asker(id string) (key Client, ok bool) {
+func (t *claims) asker(id string) (of Asker, ok bool) {
 	s := t.shardOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at, there := s.byID[id]
 	if !there {
-		return key, false
+		return of, false
 	}
-	return s.list[at].key, true
+	return Asker{s.list[at].key, s.list[at].credential}, true
 }
 
 // confirmed reports whether a log entry told of a claim.

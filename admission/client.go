@@ -61,6 +61,7 @@ type clientShard struct {
 // client is what is known of one client. Its lock guards it.
 type client struct {
 	mu   *sync.Mutex
+	key  Client // nobody's where shared
 	seen time.Duration
 	live int // requests in flight, of whatever limit and pool
 	// returned is when a request came last that said that it was one tried before, if
@@ -74,7 +75,6 @@ type client struct {
 	lapsed   float64
 	uses     []use
 	accounts []account
-	aways    []away
 	// shared: it stands for clients that the table had no room for.
 	shared bool
 }
@@ -106,6 +106,7 @@ type account struct {
 	// held are requests, by level, that came back and are held.
 	held   [fleet.BurstLevels]int32
 	active bool  // it is among pool.accounts
+	gone   bool  // the last step found that nothing is known of it
 	again  bool  // it came in its slot in vain, and the next place is kept for it
 	due    int64 // what it has of pool.due
 	soon   int64 // of pool.soon
@@ -210,7 +211,7 @@ func (t *clients) add(s *clientShard, key Client, now time.Duration) *client {
 			return nil
 		}
 	}
-	c := &client{mu: &s.mu}
+	c := &client{mu: &s.mu, key: key}
 	s.byKey[key] = c
 	return c
 }
@@ -239,14 +240,9 @@ func (s *clientShard) evict(now time.Duration) bool {
 	return oldest != nil
 }
 
-// waits reports whether any of the client's requests was told to come back, here or by a
-// server, and did not yet.
+// waits reports whether any of the client's requests was told to come back, and did not
+// yet.
 func (c *client) waits(now time.Duration) bool {
-	for i := range c.aways {
-		if c.aways[i].until > now {
-			return true
-		}
-	}
 	for i := range c.accounts {
 		if c.accounts[i].slots.expects(now) {
 			return true
@@ -333,7 +329,7 @@ func (a *account) places(share float64, alone bool) int {
 func (g *Gate) meet(b *bid) *client {
 	c := g.clients.lock(b.ask.Client, b.now)
 	c.tried(b)
-	b.away = c.awayFrom(b.pool)
+	b.away = g.aways.from(b.ask.credential(), b.pool)
 	b.counts = b.ask.Counts && (b.ask.Retry > 0 || c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed)
 	return c
 }

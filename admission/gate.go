@@ -38,6 +38,7 @@ type Gate struct {
 	blind    atomic.Bool // nobody's log arrives
 	patchy   atomic.Bool // somebody's doesn't
 	clients  clients
+	aways    aways
 	claims   claims
 	former   former
 	count    counters
@@ -115,7 +116,7 @@ type bid struct {
 	mine     bool          // … for a place of its limit, not of the pool
 	fresh    bool          // it counts in pool.fresh
 	ends     time.Duration // not before, if it enters; see ends
-	away     time.Duration // until when its client is to stay away from the pool, 0 if it isn't
+	away     time.Duration // until when it is to stay away from the pool, 0 if it isn't
 }
 
 // Admit lets a request in, or says why not and when to come back. An admitted
@@ -143,6 +144,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 		return v
 	}
 	c.served(&b)
+	g.aways.asks(a.credential(), b.pool, b.now)
 	c.mu.Unlock()
 	got := g.reserve(&b)
 	g.learn(&b, c, &got)
@@ -158,9 +160,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	v := Verdict{Reason: got.Reason, Standing: b.standing(got)}
 	c.mu.Lock()
 	c.leave(b.pool, b.class, b.use(), b.ends)
-	if told := c.toldBy(b.pool); told != nil {
-		told.unask(b.now, b.now)
-	}
+	g.aways.unask(a.credential(), b.pool, b.now, b.now)
 	b.pool.leave(a.Level)
 	b.unfresh()
 	v.Refusal = c.refuse(&b, got.Reason, v.Standing)
@@ -296,7 +296,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	}
 	if b.ask.ID != "" {
 		k := claim{
-			id: b.ask.ID, key: b.ask.Client, client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
+			id: b.ask.ID, key: b.ask.Client, credential: b.ask.credential(), client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
 			seen: b.now, until: until, blindUntil: blindUntil, began: b.now, ends: b.ends, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			answers: fleet.Tokens(max(1, b.ask.Answers)), form: b.ask.form(),
 			level: b.ask.Level, class: b.class,
@@ -349,7 +349,7 @@ func (g *Gate) Cancel(id string) {
 			k.leave()
 			k.pool.leave(k.level)
 		}
-		k.unask(g.since(g.now()))
+		g.aways.unask(k.credential, k.pool, k.began, g.since(g.now()))
 		g.settle(k.ticket, 0)
 	}
 }
@@ -440,7 +440,6 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	if why := b.pool.enter(b.ask.Level, b.ask.Unplaced); why != ReasonAdmitted {
 		return why, 0
 	}
-	c.asks(b.pool, b.now)
 	c.live++
 	a.live++
 	b.ends = b.pool.levels[b.ask.Level].endsAfter(b.now)

@@ -29,9 +29,9 @@ func (g *Gate) Apply(o fleet.Outcome) (passed string) {
 			k.pool.levels[k.level].toldEnds.Add(1)
 			if o.Cause == fleet.CauseOK && o.Code < 400 {
 				k.pool.levels[k.level].answers.add(at - k.began)
-				k.welcome(&o, at)
+				g.aways.welcome(&k, &o, at)
 			} else {
-				k.unask(at)
+				g.aways.unask(k.credential, k.pool, k.began, at)
 			}
 			k.release()
 			k.excuse(&o, at)

@@ -21,7 +21,8 @@ func (g *Gate) Step(now time.Time, views []PoolView) []PoolState {
 	g.steps++
 	s.eachPool(func(p *pool) { p.begin(g.steps, at) })
 	keep := decay(dt, demandOver)
-	g.clients.each(at, func(c *client) { c.step(at, keep, g.steps) })
+	g.aways.step(at)
+	g.clients.each(at, func(c *client) { c.step(at, keep, g.steps, &g.aways) })
 	byName := make(map[string]*PoolView, len(views))
 	for i := range views {
 		byName[views[i].Name] = &views[i]
@@ -67,7 +68,7 @@ func (s *settings) eachPool(visit func(*pool)) {
 
 // step brings a client's demands up to now, adds them to the pools', and forgets
 // what is over. keep is the weight of the past in means. The client is locked.
-func (c *client) step(now time.Duration, keep float64, step uint64) {
+func (c *client) step(now time.Duration, keep float64, step uint64, aways *aways) {
 	idle := false
 	for i := range c.accounts {
 		a := &c.accounts[i]
@@ -82,11 +83,13 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 		if a.slots.n() == 0 { // whoever is held for one has it still
 			clear(a.held[:])
 		}
-		a.demand(step, now, c.unused(now) >= someLapsed || c.awayFrom(a.pool) > now)
-		idle = idle || c.over(a, now)
+		out := aways.from(c.key, a.pool) > now
+		a.demand(step, now, out || c.unused(now) >= someLapsed)
+		a.gone = !out && a.over(now)
+		idle = idle || a.gone
 	}
 	if idle {
-		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return c.over(&a, now) })
+		c.accounts = slices.DeleteFunc(c.accounts, func(a account) bool { return a.gone })
 	}
 	for i := range c.uses {
 		c.uses[i].ends.trim(c.uses[i].live)
@@ -102,9 +105,9 @@ func (c *client) step(now time.Duration, keep float64, step uint64) {
 	}
 }
 
-// over reports whether nothing is known of an account of the client any more.
-func (c *client) over(a *account, now time.Duration) bool {
-	return a.live == 0 && c.awayFrom(a.pool) <= now && !a.slots.expects(now) && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1 && now >= a.counted
+// over reports whether nothing is known of an account any more.
+func (a *account) over(now time.Duration) bool {
+	return a.live == 0 && !a.slots.expects(now) && a.mean <= 0.01 && a.slots.earliness(now) <= 0.1 && now >= a.counted
 }
 
 // absent reports whether the client seems to have left: a slot has been due for long,

@@ -56,7 +56,9 @@ type Ask struct {
 	// not count, and rate limits and the client's concurrency do.
 	Pool   string
 	Client Client
-	Level  fleet.BurstLevel
+	// Credential is what providers tell callers apart by; zero stands for Client.
+	Credential Client
+	Level      fleet.BurstLevel
 	// Class is the route's, or what the caller lowered it to; a client's own
 	// class goes before the route's.
 	Class fleet.RequestClass
@@ -95,6 +97,14 @@ type Ask struct {
 	hold hold // see BeginHold
 }
 
+// credential is what providers tell the caller apart by.
+func (a *Ask) credential() Client {
+	if a.Credential != (Client{}) {
+		return a.Credential
+	}
+	return a.Client
+}
+
 // Reason says why a request entered or did not; one enum for logs, metric
 // labels, headers and records.
 type Reason uint8
@@ -112,7 +122,7 @@ const (
 	ReasonTokens             // the client's tokens of this window are used up
 	ReasonTooMany            // more tokens, at the least, than a whole window has
 	ReasonLimiterDown        // nobody counts, and the config says onError: closed
-	ReasonServerLimit        // a server of the pool told this client alone to stay away
+	ReasonServerLimit        // a server of the pool told this client, or credential of it, alone to stay away
 	reasonCount
 )
 

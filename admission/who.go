@@ -15,7 +15,8 @@ import (
 // ClientState is what a client has of a pool in one class.
 type ClientState struct {
 	Pool string
-	// Client is nobody's where Shared.
+	// Client is nobody's where Shared, and a credential where servers told one of several
+	// that a client has to stay away; then it has nothing but Away, and no class.
 	Client Client
 	// Shared marks one of the places that clients share for which the table had no
 	// room.
@@ -29,8 +30,8 @@ type ClientState struct {
 	// Early is how many of late came back before they were told to, of those that
 	// say that they come back (Ask.Retry above 0): others look like further requests.
 	Early float64
-	// Away is for how long it is kept out yet, since a server told it alone to stay away;
-	// 0 if it isn't.
+	// Away is for how long it is kept out of the pool yet, since a server told it alone to
+	// stay away; 0 if it isn't.
 	Away time.Duration
 }
 
@@ -43,10 +44,11 @@ func (c Client) String() string { return "sha256:" + hex.EncodeToString(c[:]) }
 func (g *Gate) Clients(most int) []ClientState {
 	s, now := g.settings.Load(), g.since(g.now())
 	var all []ClientState
+	kept := g.aways.list(now)
 	g.clients.look(func(key Client, shared bool, c *client) {
 		for i := range c.accounts {
 			a := &c.accounts[i]
-			out := max(0, c.awayFrom(a.pool)-now)
+			out := kept[a.pool][key]
 			if s.pools[a.pool.name] != a.pool || a.live == 0 && a.slots.n() == 0 && out == 0 {
 				continue
 			}
@@ -60,6 +62,16 @@ func (g *Gate) Clients(most int) []ClientState {
 			all = append(all, st)
 		}
 	})
+	for i := range all {
+		delete(kept[s.pools[all[i].Pool]], all[i].Client)
+	}
+	for p, of := range kept {
+		for key, out := range of {
+			if s.pools[p.name] == p {
+				all = append(all, ClientState{Pool: p.name, Client: key, Share: math.Inf(1), Away: out})
+			}
+		}
+	}
 	slices.SortFunc(all, func(a, b ClientState) int {
 		return cmp.Or(
 			strings.Compare(a.Pool, b.Pool),

@@ -29,8 +29,8 @@ func TestAdmissionIsToldWhatTheRequestIs(t *testing.T) {
 	w.ask(t, m)
 	want := admission.Ask{
 		ID: firstID, Route: "chat", Pool: "h100", Level: fleet.LevelOf(100), Class: fleet.ClassInteractive,
-		Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")),
-		Input:  2000, InputAtLeast: 125, Output: 300, Answers: 3, Stream: true, Timeout: 20 * time.Second, Hold: true, Retry: 2, Counts: true,
+		Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")), Credential: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("Bearer a")),
+		Input: 2000, InputAtLeast: 125, Output: 300, Answers: 3, Stream: true, Timeout: 20 * time.Second, Hold: true, Retry: 2, Counts: true,
 		At: g.last().At, Seed: g.last().Seed,
 	}
 	if got := g.last(); got != want {
@@ -47,7 +47,7 @@ func TestAdmissionIsToldWhatTheRequestIs(t *testing.T) {
 }
 
 // TestWhoAsks: each route tells clients apart by its own key, and who doesn't
-// show it is known by the address.
+// show it is known by the address. Providers know a caller by its credential all the same.
 func TestWhoAsks(t *testing.T) {
 	by := func(key fleet.ClientKey, value string) admission.Client {
 		return admission.ClientOf(key, []byte(value))
@@ -74,6 +74,10 @@ func TestWhoAsks(t *testing.T) {
 		{"no token", fleet.ClientKeyJWT, func(m *message) { m.headers["authorization"] = "Bearer a" }, address},
 		{"SAN", fleet.ClientKeyMTLS, func(m *message) { m.san, m.subject = "spiffe://a", "CN=a" }, by(fleet.ClientKeyMTLS, "spiffe://a")},
 		{"subject", fleet.ClientKeyMTLS, func(m *message) { m.subject = "CN=a" }, by(fleet.ClientKeyMTLS, "CN=a")},
+		{"a claim and a key", fleet.ClientKeyJWT, func(m *message) {
+			m.claims, m.headers["authorization"] = map[string]any{"sub": "ann"}, "Bearer a"
+		}, by(fleet.ClientKeyJWT, "ann")},
+		{"SAN and a key", fleet.ClientKeyMTLS, func(m *message) { m.san, m.headers["authorization"] = "spiffe://a", "Bearer a" }, by(fleet.ClientKeyMTLS, "spiffe://a")},
 		{"no certificate", fleet.ClientKeyMTLS, func(m *message) { m.headers["authorization"] = "Bearer a" }, address},
 		{"address", fleet.ClientKeyAddress, func(m *message) { m.headers["authorization"] = "Bearer a" }, address},
 		{"IPv6", fleet.ClientKeyAddress, func(m *message) { m.source = "[2001:db8:1:2:3:4:5:7]:443" }, by(fleet.ClientKeyAddress, "2001:db8:1:2::")},
@@ -92,6 +96,13 @@ func TestWhoAsks(t *testing.T) {
 		w.ask(t, m)
 		if got := g.last().Client; got != row.want {
 			t.Errorf("%s: %x; want %x", row.name, got, row.want)
+		}
+		want := row.want
+		if key := m.headers["authorization"]; key != "" {
+			want = by(fleet.ClientKeyAuthorization, key)
+		}
+		if got := g.last().Credential; got != want {
+			t.Errorf("%s: the credential is %x; want %x", row.name, got, want)
 		}
 	}
 }

@@ -44,11 +44,13 @@ func (s *Service) ask(a *admission.Ask, r *request, v *verdict, at time.Time) {
 		arm = v.plan.Serving(v.class)
 	}
 	retry, counts := retries(r.pace.retries)
+	client := r.client(v.info)
 	*a = admission.Ask{
 		ID:           v.idString,
 		Route:        v.info.Name,
 		Pool:         v.plan.PoolName(arm),
-		Client:       r.client(v.info),
+		Client:       client,
+		Credential:   r.credential(v.info, client),
 		Level:        v.class.Level,
 		Class:        classOf(v.info, r),
 		Input:        v.class.Prompt,

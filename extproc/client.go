@@ -158,6 +158,19 @@ func (r *request) client(info *plan.RouteInfo) admission.Client {
 	return admission.ClientOf(fleet.ClientKeyAddress, networkOf(r.source, scratch[:0]))
 }
 
+// credential is what providers tell the caller apart by, however the route tells clients
+// apart: the credential that it shows, or the client where it shows none.
+func (r *request) credential(info *plan.RouteInfo, client admission.Client) admission.Client {
+	switch info.ClientKey {
+	case fleet.ClientKeyJWT, fleet.ClientKeyMTLS, fleet.ClientKeyAddress:
+		var scratch [192]byte
+		if value := r.shown.by(info.Dialect, scratch[:0]); len(value) > 0 {
+			return admission.ClientOf(fleet.ClientKeyAuthorization, value)
+		}
+	}
+	return client
+}
+
 func (r *request) identity(info *plan.RouteInfo, scratch []byte) []byte {
 	switch info.ClientKey {
 	case fleet.ClientKeyJWT:

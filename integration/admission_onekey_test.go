@@ -42,6 +42,47 @@ routes:
 	}
 }
 
+// TestOneKeyOfAnAddressLeavesItsOthersAlone: the route tells clients apart by their
+// addresses, and callers from one of them have several keys of the provider.
+func TestOneKeyOfAnAddressLeavesItsOthersAlone(t *testing.T) {
+	m := newModelServer(t)
+	var spent atomic.Int64
+	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("authorization") == "Bearer spent" {
+			spent.Add(1)
+			w.Header().Set("retry-after", "30")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, maxInFlight: 64, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: a }
+limits:
+  - { name: callers, key: address, concurrency: 32 }
+`, m.addr()))
+	say := func(key string) answer {
+		t.Helper()
+		return s.post(t, chatPath, `{"max_tokens":4}`, "authorization", "Bearer "+key)
+	}
+	say("other")
+	say("spent")
+	pause(t.Context(), 200*time.Millisecond) // the log tells
+	for range 3 {
+		if a := say("other"); a.status != http.StatusOK {
+			t.Errorf("the other key: %d, told to wait %s ms", a.status, a.header.Get("Retry-After-Ms"))
+		}
+		if a := say("spent"); a.status != http.StatusTooManyRequests {
+			t.Errorf("the limited key: %d", a.status)
+		}
+	}
+	if n := spent.Load(); n != 1 {
+		t.Errorf("the provider was asked for the limited key %d times", n)
+	}
+}
+
 // TestAKeyThatAProviderLimitsTakesTheFallbacksPlaces and no more: twelve workers of it, as
 // SDKs do, want more than the next pool has. Another key goes on at the provider.
 func TestAKeyThatAProviderLimitsTakesTheFallbacksPlaces(t *testing.T) {

@@ -145,19 +145,23 @@ func runClients(ctx context.Context, args []string, io stdio) error {
 		"EARLY is how many came back of late before they were told to. It sees only callers that count their tries in\n"+
 		"x-stainless-retry-count, as the official SDKs do; of others it is 0, and a return looks like a further request:\n"+
 		"look at WAITING, in which each of their refusals stays until its slot has passed. AWAY is for how long a client is\n"+
-		"kept out of the pool yet, since a server there answered it alone with a 429. Refusals are counted by route\n"+
-		"and class (fairlead_admission_requests_total) and by limit (fairlead_limit_requests_total), not by client.",
+		"kept out of the pool yet, since a server there answered it alone with a 429; where clients are told apart by something\n"+
+		"else than credentials, it is one of these, in a row without a class. Refusals are counted by route and class\n"+
+		"(fairlead_admission_requests_total) and by limit (fairlead_limit_requests_total), not by client.",
 		(*admin.Client).Clients, showClients)
 }
 
 func showClients(w io.Writer, format string, clients []admin.Caller) error {
 	return show(w, format, clients, "POOL\tCLIENT\tCLASS\tIN FLIGHT\tSHARE\tWAITING\tEARLY\tAWAY", func(w io.Writer) {
 		for _, c := range clients {
-			away := "-"
+			class, away := "-", "-"
+			if c.Class != "" {
+				class = c.Class
+			}
 			if c.Away > 0 {
 				away = seconds(c.Away)
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%.0f\t%s\n", c.Pool, c.Client, c.Class, c.InFlight, known(c.Share, 1), c.Waiting, c.Early, away)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%.0f\t%s\n", c.Pool, c.Client, class, c.InFlight, known(c.Share, 1), c.Waiting, c.Early, away)
 		}
 	})
 }

@@ -33,9 +33,11 @@ const (
 )
 
 // callers is what is known of the clients of a server: which ones it takes, and which ones
-// it told to stay away.
+// it told to stay away. Clients are credentials here, since these are what providers limit.
 type callers struct {
 	taken clients
+	// served are who had them, by what admission tells clients apart by.
+	served clients
 	// begun are attempts that may be taken, of clients that are told apart.
 	begun []begun
 	// turned are the clients that were told to stay away since one was taken, as far as that
@@ -56,7 +58,7 @@ type callers struct {
 // begun is an attempt of which nothing was told but that it began.
 type begun struct {
 	id string
-	of admission.Client
+	of admission.Asker
 	at time.Time
 }
 
@@ -97,7 +99,7 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 	known := c.words.client(asker)
 	before := known.word(c)
 	n, news := c.tell(o, asker, before)
-	taken := c.several(asker, o.At)
+	taken := several(&c.taken, asker, o.At)
 	alone, until := others == 0, o.At.Add(told.all)
 	if !alone {
 		if alone, until = c.limited(known, o.At, until, others); !taken {
@@ -183,15 +185,15 @@ func (c *callers) repeat(o *fleet.Outcome, asker admission.Client) (many bool) {
 // serves takes that a request of a client ended well. That shows that the server took it
 // when its answer began; one that began before the first of those who were told shows
 // nothing of after.
-func (c *callers) serves(o *fleet.Outcome, asker admission.Client) {
+func (c *callers) serves(o *fleet.Outcome, asker admission.Asker) {
 	began := o.At.Add(-o.Duration)
 	c.takes(asker, began, began.Add(o.HeaderTime))
 }
 
 // starts takes that an attempt of a client reached the server.
-func (c *callers) starts(o *fleet.Outcome, asker admission.Client) {
+func (c *callers) starts(o *fleet.Outcome, asker admission.Asker) {
 	c.take(o.At)
-	if asker == (admission.Client{}) || len(c.begun) == mostBegun || slices.ContainsFunc(c.begun, func(b begun) bool { return b.of == asker }) {
+	if asker == (admission.Asker{}) || len(c.begun) == mostBegun || slices.ContainsFunc(c.begun, func(b begun) bool { return b.of == asker }) {
 		return
 	}
 	c.begun = append(c.begun, begun{o.ID, asker, o.At})
@@ -203,7 +205,7 @@ func (c *callers) ends(o *fleet.Outcome) {
 }
 
 // runs takes that a request of a client was running there.
-func (c *callers) runs(o *fleet.Outcome, asker admission.Client) {
+func (c *callers) runs(o *fleet.Outcome, asker admission.Asker) {
 	if o.Duration >= c.surely() {
 		c.takes(asker, o.At.Add(-o.Duration), o.At)
 	}
@@ -223,15 +225,16 @@ func (c *callers) take(now time.Time) {
 }
 
 // takes notes that the server took a request of a client that began then.
-func (c *callers) takes(of admission.Client, began, at time.Time) {
-	c.taken.note(of, at)
+func (c *callers) takes(of admission.Asker, began, at time.Time) {
+	c.taken.note(of.Credential, at)
+	c.served.note(of.Client, at)
 	if began.After(c.turnedAt) {
 		c.turned = c.turned[:0]
 	}
 	if began.After(c.repeatedAt) {
 		c.repeated = c.repeated[:0]
 	}
-	c.words.took(c, of, began)
+	c.words.took(c, of.Credential, began)
 }
 
 // others reports whether the server takes clients that it didn't tell to stay away since
@@ -249,9 +252,9 @@ func (c *callers) others(at time.Time) bool {
 	return false
 }
 
-// several reports whether a client is one of several that the server takes.
-func (c *callers) several(asker admission.Client, at time.Time) bool {
-	return asker != (admission.Client{}) && at.Sub(c.taken.besides(asker)) < othersFor
+// several reports whether one is beside others whom the server takes.
+func several(taken *clients, one admission.Client, at time.Time) bool {
+	return one != (admission.Client{}) && at.Sub(taken.besides(one)) < othersFor
 }
 
 // clients are the last two clients that something happened to, and when it did.

@@ -241,7 +241,7 @@ func (w *provider) tell(o fleet.Outcome, kind fleet.OutcomeKind, k *key, notBefo
 	at = max(w.now+5*time.Millisecond+w.upTo(70*time.Millisecond), notBefore+1)
 	w.after(at-w.now, func() {
 		o.Kind, o.At = kind, w.begin.Add(w.now)
-		then(w.s.outcome(o, k.client))
+		then(w.s.outcome(o, byKey(k.client)))
 	})
 	return at
 }

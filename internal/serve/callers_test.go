@@ -85,12 +85,12 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 				o := fleet.Outcome{Kind: fleet.AttemptEnded, ID: fmt.Sprint(e.of), Code: e.code, Duration: e.took, At: begin.Add(e.at), RetryAfter: 30 * s}
 				switch e.code {
 				case started:
-					of.starts(&o, e.of)
+					of.starts(&o, byKey(e.of))
 				case beats:
-					of.runs(&o, e.of)
+					of.runs(&o, byKey(e.of))
 				case http.StatusOK:
 					of.ends(&o)
-					of.serves(&o, e.of)
+					of.serves(&o, byKey(e.of))
 				case http.StatusTooManyRequests:
 					of.ends(&o)
 					got = of.closes(&o, e.of, others)
@@ -114,11 +114,11 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	}
 	served := func() *callers {
 		of := &callers{words: &words{}}
-		of.serves(&fleet.Outcome{At: begin}, b)
+		of.serves(&fleet.Outcome{At: begin}, byKey(b))
 		return of
 	}
 	nobodys := callers{words: &words{}}
-	nobodys.serves(&fleet.Outcome{At: begin}, unknown)
+	nobodys.serves(&fleet.Outcome{At: begin}, byKey(unknown))
 	for name, row := range map[string]struct{ got, want closing }{
 		"nobody knows whose it is":            {(&callers{words: &words{}}).closes(refusal(30*s), unknown, 0), closing{all: told, less: told, said: told}},
 		"it isn't known whose it is":          {served().closes(refusal(30*s), unknown, 0), closing{all: two, less: two, guessed: true, said: told}},
@@ -144,17 +144,17 @@ func TestWhomAServerTakesIsBounded(t *testing.T) {
 	client := func(i int) admission.Client { return admission.Client{byte(i), byte(i >> 8), 1} }
 	for i := range 3 * mostClients {
 		at := begin.Add(time.Duration(i) * time.Millisecond)
-		of.starts(&fleet.Outcome{ID: fmt.Sprint(i), At: at}, client(i))
-		of.starts(&fleet.Outcome{ID: fmt.Sprint("other ", i), At: at}, client(0))
+		of.starts(&fleet.Outcome{ID: fmt.Sprint(i), At: at}, byKey(client(i)))
+		of.starts(&fleet.Outcome{ID: fmt.Sprint("other ", i), At: at}, byKey(client(0)))
 		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 30 * time.Second, At: at}, client(i), 0)
-		of.serves(&fleet.Outcome{At: at}, client(i-1))
+		of.serves(&fleet.Outcome{At: at}, byKey(client(i-1)))
 		if len(of.begun) > mostBegun || len(of.words.clients) > mostClients || len(of.turned) > mostTurned || len(of.repeated) > mostRepeated {
 			t.Fatalf("%d begun, %d clients, %d turned, %d repeated", len(of.begun), len(of.words.clients), len(of.turned), len(of.repeated))
 		}
 	}
 	n := 0
 	for _, b := range of.begun {
-		if b.of == client(0) {
+		if b.of == byKey(client(0)) {
 			n++
 		}
 	}
@@ -258,7 +258,7 @@ func TestAKeyThatAllServersLimitClosesNone(t *testing.T) {
 			if code == http.StatusOK {
 				o.Cause = fleet.CauseOK
 			}
-			return v.scoring.outcome(o, of)
+			return v.scoring.outcome(o, byKey(of))
 		}
 		closed := func(at time.Duration) (n int) {
 			in, _ := v.step(begin.Add(at))
@@ -356,7 +356,7 @@ func TestOneServerOfManyLimitsNobody(t *testing.T) {
 					o.Cause = fleet.CauseConnectFailed
 				}
 			}
-			got = v.scoring.outcome(o, of)
+			got = v.scoring.outcome(o, byKey(of))
 		}
 		for i := range p.Endpoints { // all take others
 			tell(event{9 * s, i, ended, 200, 0}, other)
@@ -386,7 +386,7 @@ func TestANewConfigKeepsWhatServersToldClients(t *testing.T) {
 		if code == http.StatusOK {
 			o.Cause = fleet.CauseOK
 		}
-		return v.scoring.outcome(o, of)
+		return v.scoring.outcome(o, byKey(of))
 	}
 	for i := range 2 {
 		tell(0, i, 200, admission.Client{2})
@@ -407,12 +407,12 @@ func TestHeartbeatsShowWhomAServerTakes(t *testing.T) {
 		v := newViewed(t, cfg)
 		begin := time.Now()
 		o := fleet.Outcome{Kind: fleet.AttemptStarted, ID: "x", Attempt: 1, Endpoint: v.key(0), At: begin}
-		v.scoring.outcome(o, admission.Client{2})
+		v.scoring.outcome(o, byKey(admission.Client{2}))
 		if beats {
 			o.Kind, o.Duration, o.At = fleet.Heartbeat, 100*s, begin.Add(100*s)
-			v.scoring.outcome(o, admission.Client{2})
+			v.scoring.outcome(o, byKey(admission.Client{2}))
 		}
-		v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: "y", Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin.Add(110 * s)}, admission.Client{1})
+		v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: "y", Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin.Add(110 * s)}, byKey(admission.Client{1}))
 		in, _ := v.step(begin.Add(110 * s))
 		if closed := in.Pools[0].Endpoints[0].Closed; closed == beats {
 			t.Errorf("heartbeats come %v: closed for others %v", beats, closed)
@@ -428,7 +428,7 @@ func TestOneQuickRefusalAfterSlowOnes(t *testing.T) {
 	for _, took := range []time.Duration{10 * time.Second, 10 * time.Millisecond} {
 		of.closes(&fleet.Outcome{Code: 429, Duration: took, At: begin}, admission.Client{1}, 0)
 	}
-	of.starts(&fleet.Outcome{ID: "x", At: begin}, admission.Client{2})
+	of.starts(&fleet.Outcome{ID: "x", At: begin}, byKey(admission.Client{2}))
 	if of.take(begin.Add(takenAfter)); len(of.begun) > 0 {
 		t.Errorf("after %v it is still not known to be taken", takenAfter)
 	}
@@ -449,8 +449,8 @@ func TestManyThatAreLimitedAgainShowThatAllAre(t *testing.T) {
 			got = of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, 0)
 		}
 		takes := func(at time.Duration) {
-			of.serves(&fleet.Outcome{At: begin.Add(at)}, admission.Client{200})
-			of.serves(&fleet.Outcome{At: begin.Add(at)}, admission.Client{201})
+			of.serves(&fleet.Outcome{At: begin.Add(at)}, byKey(admission.Client{200}))
+			of.serves(&fleet.Outcome{At: begin.Add(at)}, byKey(admission.Client{201}))
 		}
 		for i := range row.n {
 			tell(s, i)
@@ -475,7 +475,7 @@ func TestTheRepeatedAreCountedSinceOneWasTaken(t *testing.T) {
 	tell := func(at time.Duration, i int) {
 		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, 0)
 	}
-	takes := func(at time.Duration) { of.serves(&fleet.Outcome{At: begin.Add(at)}, admission.Client{200}) }
+	takes := func(at time.Duration) { of.serves(&fleet.Outcome{At: begin.Add(at)}, byKey(admission.Client{200})) }
 	for i := range mostRepeated {
 		tell(s, i)
 	}
@@ -500,7 +500,7 @@ func TestServersThatTakeOthersOpenSooner(t *testing.T) {
 	begin := time.Now()
 	for i, e := range []fleet.Outcome{{Kind: fleet.AttemptStarted}, {Kind: fleet.AttemptStarted}, {Kind: fleet.AttemptEnded, Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 30 * s}} {
 		e.ID, e.Endpoint, e.At = fmt.Sprint(i/2), single.key(0), begin
-		single.scoring.outcome(e, spent)
+		single.scoring.outcome(e, byKey(spent))
 	}
 	if in, _ := single.step(begin.Add(10 * s)); !in.Pools[0].Endpoints[0].Closed {
 		t.Error("it is open, since it takes another request of the one that it told to stay away")
@@ -510,9 +510,9 @@ func TestServersThatTakeOthersOpenSooner(t *testing.T) {
 		in, _ := v.step(begin.Add(at))
 		return in.Pools[0].Endpoints[0].Closed
 	}
-	v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, ID: "x", Endpoint: v.key(0), At: begin}, other)
-	v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, ID: "y", Endpoint: v.key(0), At: begin}, spent)
-	v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: "y", Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin}, spent)
+	v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, ID: "x", Endpoint: v.key(0), At: begin}, byKey(other))
+	v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptStarted, ID: "y", Endpoint: v.key(0), At: begin}, byKey(spent))
+	v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, ID: "y", Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin}, byKey(spent))
 	for _, row := range []struct {
 		at   time.Duration
 		want bool
@@ -533,8 +533,8 @@ func TestOverloadIsNobodysOwn(t *testing.T) {
 	for _, code := range []int{fleet.StatusOverloaded, http.StatusServiceUnavailable} {
 		v := newViewed(t, twoServers())
 		begin := time.Now()
-		v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Code: 200, Cause: fleet.CauseOK, Endpoint: v.key(0), At: begin}, admission.Client{2})
-		out := v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Code: code, Cause: fleet.CauseServerError, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin}, admission.Client{1})
+		v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Code: 200, Cause: fleet.CauseOK, Endpoint: v.key(0), At: begin}, byKey(admission.Client{2}))
+		out := v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Code: code, Cause: fleet.CauseServerError, RetryAfter: 30 * s, Endpoint: v.key(0), At: begin}, byKey(admission.Client{1}))
 		in, _ := v.step(begin.Add(29 * s))
 		if !in.Pools[0].Endpoints[0].Closed || out != 0 {
 			t.Errorf("a %d closes it for 29 s: %v, and keeps its asker out for %v", code, in.Pools[0].Endpoints[0].Closed, out)
@@ -558,7 +558,7 @@ func TestWhatGeneratesNothingTellsNothing(t *testing.T) {
 		case 429:
 			o.Cause, o.RetryAfter = fleet.CauseThrottled, 30*s
 		}
-		return v.scoring.outcome(o, of)
+		return v.scoring.outcome(o, byKey(of))
 	}
 	closed := func(at time.Duration) bool {
 		in, _ := v.step(begin.Add(at))
@@ -583,9 +583,12 @@ func TestALostEndOfAnAttemptIsToldByTheRequests(t *testing.T) {
 	v := newViewed(t, cfg)
 	now := time.Now()
 	for _, kind := range []fleet.OutcomeKind{fleet.AttemptStarted, fleet.RequestEnded} {
-		v.scoring.outcome(fleet.Outcome{Kind: kind, Route: "chat", ID: "x", Attempt: 1, Code: 429, Cause: fleet.CauseThrottled, Endpoint: v.key(0), At: now}, admission.Client{1})
+		v.scoring.outcome(fleet.Outcome{Kind: kind, Route: "chat", ID: "x", Attempt: 1, Code: 429, Cause: fleet.CauseThrottled, Endpoint: v.key(0), At: now}, byKey(admission.Client{1}))
 	}
 	if n := len(v.endpoints[v.key(0)].callers.begun); n != 0 {
 		t.Errorf("%d of its attempts run", n)
 	}
 }
+
+// byKey is who asked, where clients are told apart by their keys.
+func byKey(c admission.Client) admission.Asker { return admission.Asker{Client: c, Credential: c} }

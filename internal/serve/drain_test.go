@@ -75,7 +75,7 @@ func TestDrainForgetsOldFaults(t *testing.T) {
 					return
 				}
 				for range 3 {
-					s.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Cause: fleet.CauseConnectFailed}, admission.Client{})
+					s.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Cause: fleet.CauseConnectFailed}, byKey(admission.Client{}))
 				}
 			}
 			ejected := fleet.StateEjected.String()

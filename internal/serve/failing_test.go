@@ -499,7 +499,7 @@ func TestALoneClientsRequestsShowWhatFails(t *testing.T) {
 		v := newViewed(t, twoServers())
 		now := time.Now()
 		hear := func(cause fleet.Cause, of admission.Client) {
-			v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Cause: cause, Endpoint: v.key(0), At: now}, of)
+			v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Cause: cause, Endpoint: v.key(0), At: now}, byKey(of))
 		}
 		if beside {
 			hear(fleet.CauseOK, other)
@@ -510,6 +510,31 @@ func TestALoneClientsRequestsShowWhatFails(t *testing.T) {
 		in, _ := v.step(now)
 		if got := in.Pools[0].Endpoints[0].Failing; got == beside {
 			t.Errorf("another was served %v: failing %v", beside, got)
+		}
+	}
+}
+
+// TestSeveralKeysOfAClientAreOneBeforeAFailingServer: clients may be told apart by what
+// nobody can make up, and keys can be.
+func TestSeveralKeysOfAClientAreOneBeforeAFailingServer(t *testing.T) {
+	lone, other := admission.Client{1}, admission.Client{2}
+	for _, beside := range []bool{false, true} {
+		v := newViewed(t, twoServers())
+		now := time.Now()
+		hear := func(cause fleet.Cause, of admission.Client, key byte) {
+			v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: "chat", Cause: cause, Endpoint: v.key(0), At: now}, admission.Asker{Client: of, Credential: admission.Client{key}})
+		}
+		hear(fleet.CauseOK, lone, 3)
+		hear(fleet.CauseOK, lone, 4)
+		if beside {
+			hear(fleet.CauseOK, other, 5)
+		}
+		for i := range failStreak {
+			hear(fleet.CauseReset, lone, 3+byte(i%2))
+		}
+		in, _ := v.step(now)
+		if got := in.Pools[0].Endpoints[0].Failing; got == beside {
+			t.Errorf("another client was served %v: failing %v", beside, got)
 		}
 	}
 }

@@ -56,7 +56,7 @@ func newViewed(t *testing.T, cfg *fleet.Config) *viewed {
 }
 
 // outcome takes what happened to somebody's request.
-func (v *viewed) outcome(o fleet.Outcome) { v.scoring.outcome(o, admission.Client{}) }
+func (v *viewed) outcome(o fleet.Outcome) { v.scoring.outcome(o, byKey(admission.Client{})) }
 
 // step makes the inputs of a plan that is in force at once.
 func (v *viewed) step(now time.Time) (plan.Inputs, *admin.Fleet) {

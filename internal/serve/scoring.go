@@ -158,9 +158,11 @@ func (s *scoring) read(r telemetry.Reading) {
 }
 
 // outcome takes what Envoy logged of an attempt that began or ended, and whose request it
-// was, zero if that isn't known. It returns for how long that client is to stay out of the
-// endpoint's pool, 0 if it isn't.
-func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time.Duration) {
+// was, zero if that isn't known. It returns for how long the credential is to stay out of
+// the endpoint's pool, 0 if it isn't. Servers limit credentials, whatever tells clients
+// apart; what speaks against a server itself must come of several clients, which nobody can
+// make up where they are verified.
+func (s *scoring) outcome(o fleet.Outcome, of admission.Asker) (stayOut time.Duration) {
 	s.ratios.learn(&o)
 	if !o.Endpoint.Address.IsValid() {
 		return 0
@@ -187,13 +189,13 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 	}
 	switch {
 	case o.Kind == fleet.Heartbeat:
-		t.callers.runs(&o, asker)
+		t.callers.runs(&o, of)
 		return 0
 	case o.Kind == fleet.AttemptStarted:
-		t.callers.starts(&o, asker)
+		t.callers.starts(&o, of)
 		s.reached(&o)
 	case o.Cause == fleet.CauseOK:
-		t.callers.serves(&o, asker) // by the end that is told first: after it nobody knows who asked
+		t.callers.serves(&o, of) // by the end that is told first: after it nobody knows who asked
 	}
 	if o.Kind == fleet.RequestEnded {
 		return 0
@@ -203,14 +205,15 @@ func (s *scoring) outcome(o fleet.Outcome, asker admission.Client) (stayOut time
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 		closes = toldBy(&o)
 		if closes.all > 0 && o.Code == http.StatusTooManyRequests {
-			closes = t.callers.closes(&o, asker, s.others(o.Endpoint))
+			closes = t.callers.closes(&o, of.Credential, s.others(o.Endpoint))
 		}
 		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)
 		}
 	}
 	t.closed.outcome(&o, closes)
-	if !t.callers.several(asker, o.At) {
+	asker := of.Client
+	if !several(&t.callers.served, asker, o.At) {
 		asker = admission.Client{}
 	}
 	t.fails.outcome(&o, asker)

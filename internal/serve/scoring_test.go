@@ -345,7 +345,7 @@ func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
 	now := time.Now()
 	closedAfter := func(code int, wait, later time.Duration) bool {
 		s.endpoints[key].closed = closure{}
-		s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Code: code, RetryAfter: wait, At: now}, admission.Client{})
+		s.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Endpoint: key, Code: code, RetryAfter: wait, At: now}, admission.Asker{})
 		inputs, _ := s.step(now.Add(later))
 		if inputs.Pools[0].Endpoints[1].Closed {
 			t.Error("the other endpoint is closed too")

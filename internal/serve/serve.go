@@ -402,7 +402,7 @@ func (s *Server) outcome(o fleet.Outcome) {
 	asker, _ := s.gate.Asker(o.ID)
 	// Before the place is free: it may be held.
 	if wait := s.scoring.outcome(o, asker); wait > 0 {
-		s.gate.TurnAway(asker, o.Endpoint.Pool, wait, o.Duration, o.At)
+		s.gate.TurnAway(asker.Credential, o.Endpoint.Pool, wait, o.Duration, o.At)
 	}
 	s.ledger.Apply(o)
 	if pool := s.gate.Apply(o); pool != "" {

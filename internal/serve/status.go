@@ -31,8 +31,12 @@ func (s *Server) Clients() []admin.Caller {
 		if c.Shared {
 			who = "others"
 		}
+		class := ""
+		if c.Class != 0 {
+			class = c.Class.String()
+		}
 		out = append(out, admin.Caller{
-			Pool: c.Pool, Client: who, Class: c.Class.String(), InFlight: c.InFlight, Waiting: c.Waiting,
+			Pool: c.Pool, Client: who, Class: class, InFlight: c.InFlight, Waiting: c.Waiting,
 			Share: bounded(c.Share), Early: c.Early, Away: c.Away.Seconds(),
 		})
 	}
