@@ -230,6 +230,40 @@ func (t *claims) extend() {
 	}
 }
 
+// recount lets claims count for the limits of another configuration.
+func (t *claims) recount(s *settings) {
+	for i := range t.shards {
+		shard := &t.shards[i]
+		shard.mu.Lock()
+		for at := range shard.list {
+			if k := &shard.list[at]; k.id != "" {
+				k.recount(s.route(k.route.name).use(k.key))
+			}
+		}
+		shard.mu.Unlock()
+	}
+}
+
+// recount lets a claim of a locked shard count for another limit.
+func (c *claim) recount(limit string) {
+	from := c.limit
+	if c.limit = limit; c.lapsed || from == limit {
+		return
+	}
+	c.client.mu.Lock()
+	defer c.client.mu.Unlock()
+	if from != "" {
+		u := c.client.use(from)
+		u.live--
+		u.ends.drop(c.ends)
+	}
+	if limit != "" {
+		u := c.client.use(limit)
+		u.live++
+		u.ends.add(c.ends)
+	}
+}
+
 // shorten lets the claims of an Envoy end at that time at the latest.
 func (t *claims) shorten(node string, until func(*claim) time.Duration) {
 	for i := range t.shards {

@@ -637,6 +637,14 @@ func TestFullTableRefusesWhereLimitsAreExactAndCountsTheRest(t *testing.T) {
 func TestOverflowingClientsShareAPlaceAndGoOnBeingCounted(t *testing.T) {
 	w := newWorld(config(), 1e6, nil)
 	w.Gate = New(Options{Config: config(), Now: w.clock.now, Clients: 64})
+	for range 100 {
+		a := w.ask("client 0")
+		w.Admit(&a)
+		w.end(a.ID)
+	}
+	if n := w.Counters().ClientsShared; n != 0 {
+		t.Errorf("%d requests were of clients that share a place, while there is room", n)
+	}
 	var ids []string
 	for i := range 1000 {
 		a := w.ask(fmt.Sprint("client", i))
@@ -645,8 +653,8 @@ func TestOverflowingClientsShareAPlaceAndGoOnBeingCounted(t *testing.T) {
 		}
 		ids = append(ids, a.ID)
 	}
-	if n := w.Counters().Clients; n > 64 {
-		t.Errorf("%d clients told apart; want 64 at most", n)
+	if n := w.Counters(); n.Clients > 64 || n.ClientsShared < 1000-64 {
+		t.Errorf("%d clients are told apart, and %d requests were of others; want 64 at most, and the rest", n.Clients, n.ClientsShared)
 	}
 	if got := counted(t, w.Gate); got != 1000 {
 		t.Errorf("%d in flight; want 1000", got)

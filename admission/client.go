@@ -13,8 +13,10 @@ import (
 const (
 	// maxClients bounds the clients that are told apart. One that has nothing in
 	// flight makes room for a new one; when all have requests in flight, further
-	// clients share sharedPlaces places by hash, and each place counts as one client.
-	maxClients   = 4096
+	// clients share sharedPlaces places by hash, and each place counts as one client. A
+	// step looks at all: of a core it takes a hundredth for each thousand that have
+	// requests in flight.
+	maxClients   = 16_384
 	sharedPlaces = 64
 	clientShards = 64
 	// evictOf is among how many the one longest not heard of is looked for.
@@ -42,11 +44,13 @@ func classWeight(c fleet.RequestClass) float64 {
 
 // clients is the bounded table of clients.
 type clients struct {
-	seed   maphash.Seed
-	max    int64
-	n      atomic.Int64
-	shards [clientShards]clientShard
-	shared [sharedPlaces]struct {
+	seed maphash.Seed
+	max  int64
+	n    atomic.Int64
+	// sharing counts how often a client was looked for that shares a place.
+	sharing atomic.Uint64
+	shards  [clientShards]clientShard
+	shared  [sharedPlaces]struct {
 		mu sync.Mutex
 		client
 	}
@@ -196,6 +200,7 @@ func (t *clients) lock(key Client, now time.Duration) *client {
 	}
 	if c == nil {
 		s.mu.Unlock()
+		t.sharing.Add(1)
 		c = &t.shared[hash/clientShards%sharedPlaces].client
 		c.mu.Lock()
 	}

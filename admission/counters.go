@@ -128,6 +128,9 @@ type Counters struct {
 	// Claims is how many admitted requests are followed now, Clients how many
 	// clients are told apart.
 	Claims, Clients int
+	// ClientsShared grows while there is no room to tell clients apart: it counts how often
+	// one was looked for that shares a place with others.
+	ClientsShared uint64
 	// TableFull counts requests that found no room among the claims, Expired
 	// times that the lease of a claim was over before its end was told.
 	TableFull, Expired uint64
@@ -161,7 +164,8 @@ func (g *Gate) Counters() Counters {
 	n := &g.count
 	out := Counters{
 		ByReason: map[Reason]uint64{}, Claims: int(g.claims.n.Load() - g.claims.lapsed.Load()), Clients: int(g.clients.n.Load()),
-		TableFull: n.tableFull.Load(), Expired: n.expired.Load(),
+		ClientsShared: g.clients.sharing.Load(),
+		TableFull:     n.tableFull.Load(), Expired: n.expired.Load(),
 		TokensReserved: n.tokensReserved.Load(), TokensSettled: n.tokensSettled.Load(),
 	}
 	for r := ReasonAdmitted; r < reasonCount; r++ {

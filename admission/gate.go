@@ -18,7 +18,7 @@ type Options struct {
 	// are any.
 	Now func() time.Time
 	// Claims bounds the requests that are followed each by itself, Clients the
-	// clients that are told apart; 0 stands for 262,144 and 4,096.
+	// clients that are told apart; 0 stands for 262,144 and 16,384.
 	Claims, Clients int
 }
 
@@ -76,12 +76,14 @@ func (g *Gate) since(at time.Time) time.Duration {
 	return at.Sub(g.epoch)
 }
 
-// Reconfigure goes over to another configuration. Requests in flight stay
-// counted.
+// Reconfigure goes over to another configuration. Requests in flight stay counted, and
+// count from then on for the limits on concurrency that it has for their routes.
 func (g *Gate) Reconfigure(cfg *fleet.Config) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.settings.Store(compile(cfg, g.settings.Load()))
+	s := compile(cfg, g.settings.Load())
+	g.settings.Store(s)
+	g.claims.recount(s)
 }
 
 // SetBlind says whether the access log of some Envoy, or of all, does not arrive.
@@ -231,6 +233,14 @@ func (b *bid) use() string {
 		return b.limit.Name
 	}
 	return ""
+}
+
+// use is the limit whose concurrency counts a client's requests; "" is none.
+func (r *route) use(of Client) string {
+	if r.limit == nil || r.rule(of).cap == 0 {
+		return ""
+	}
+	return r.limit.Name
 }
 
 // standing is what is told of the limit.

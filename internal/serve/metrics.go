@@ -335,12 +335,12 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 				}
 			}
 		}},
-		{"fairlead.admission.events", "What happened to the requests that admission follows: tokens reserved and settled, requests that found no room among those followed (table_full), and ones whose end nobody told (expired); and counts of limits that clients share who found no room among the 65,536 that are counted apart (limits_shared).", func(o metric.Int64Observer) {
+		{"fairlead.admission.events", "What happened to the requests that admission follows: tokens reserved and settled, requests that found no room among those followed (table_full), and ones whose end nobody told (expired); counts of limits that clients share who found no room among the 65,536 that are counted apart (limits_shared); and times that a client was looked for that shares its concurrency and its share of pools with others, since 16,384 have requests in flight (clients_shared).", func(o metric.Int64Observer) {
 			c := gate()
 			limits, _ := shared()
 			for kind, n := range map[string]uint64{
 				"tokens_reserved": c.TokensReserved, "tokens_settled": c.TokensSettled, "table_full": c.TableFull, "expired": c.Expired,
-				"limits_shared": limits.Sharing,
+				"limits_shared": limits.Sharing, "clients_shared": c.ClientsShared,
 			} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
