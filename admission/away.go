@@ -18,9 +18,11 @@ type away struct {
 	// asked is when one of its requests entered to ask whether the server takes it, 0 if
 	// none did.
 	asked time.Duration
-	// lets is whether one may ask already: an answer to it ended since it was told, and the
-	// server may limit how many it has.
-	lets bool
+	// lets is how many may ask already: so many answers to it ended since it was told, and
+	// the server may limit how many it has.
+	lets int
+	// slots are of requests that it keeps out, apart from those that wait for places.
+	slots slots
 }
 
 const (
@@ -60,33 +62,35 @@ func (g *Gate) TurnAway(of Client, pool string, wait, took time.Duration, at tim
 	if p == nil || wait <= 0 {
 		return
 	}
-	now := g.since(at)
-	g.aways.tell(of, p, now, now+wait, min(max(0, took), longestRefusal))
+	now, took := g.since(at), max(0, took)
+	g.aways.tell(of, now-took, now, away{pool: p, told: now, until: now + wait, took: min(took, longestRefusal)})
 }
 
-func (t *aways) tell(of Client, p *pool, now, until, took time.Duration) {
+// tell notes what a server told a request with a credential that began then.
+func (t *aways) tell(of Client, began, now time.Duration, word away) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	list, known := t.by[of]
 	if !known && len(t.by) >= mostTold {
 		t.forget()
 	}
-	kept := list[:0]
-	for _, a := range list {
-		switch {
-		case a.pool == p:
-			until = max(until, a.until)
-		case !a.over(now):
-			kept = append(kept, a)
+	list = slices.DeleteFunc(list, func(a away) bool {
+		if a.pool != word.pool {
+			return a.over(now)
 		}
-	}
-	if len(kept) < mostAway {
-		kept = append(kept, away{pool: p, told: now, until: until, took: took})
+		if began <= a.told { // it is no newer
+			word.told, word.until = a.told, max(word.until, a.until)
+		}
+		word.slots = a.slots
+		return true
+	})
+	if len(list) < mostAway {
+		list = append(list, word)
 	}
 	if t.by == nil {
 		t.by = map[Client][]away{}
 	}
-	t.by[of] = kept
+	t.by[of] = list
 	t.n.Store(int64(len(t.by)))
 }
 
@@ -111,7 +115,7 @@ func (t *aways) forget() {
 }
 
 // over reports whether nothing follows from it any more.
-func (a *away) over(now time.Duration) bool { return a.until+asksOnce <= now }
+func (a *away) over(now time.Duration) bool { return a.until+asksOnce <= now && a.slots.n() == 0 }
 
 // step forgets what is over.
 func (t *aways) step(now time.Duration) {
@@ -121,6 +125,9 @@ func (t *aways) step(now time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for of, list := range t.by {
+		for i := range list {
+			list[i].slots.lapse(now, func(fleet.BurstLevel, bool) {})
+		}
 		if list = slices.DeleteFunc(list, func(a away) bool { return a.over(now) }); len(list) > 0 {
 			t.by[of] = list
 		} else {
@@ -152,21 +159,29 @@ func (t *aways) with(of Client, p *pool, what func(*away)) {
 	}
 }
 
-// list is for how long credentials are kept out of pools yet.
-func (t *aways) list(now time.Duration) map[*pool]map[Client]time.Duration {
+// kept is for how long a credential is kept out of a pool yet, and how many of its requests
+// wait for that.
+type kept struct {
+	left    time.Duration
+	waiting int
+}
+
+// list is what is known of the credentials that are kept out of pools, or wait.
+func (t *aways) list(now time.Duration) map[*pool]map[Client]kept {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := map[*pool]map[Client]time.Duration{}
+	out := map[*pool]map[Client]kept{}
 	for of, list := range t.by {
 		for i := range list {
 			a := &list[i]
-			if a.last() <= now {
+			k := kept{max(0, a.last()-now), a.slots.expected(now)}
+			if k == (kept{}) {
 				continue
 			}
 			if out[a.pool] == nil {
-				out[a.pool] = map[Client]time.Duration{}
+				out[a.pool] = map[Client]kept{}
 			}
-			out[a.pool][of] = a.last() - now
+			out[a.pool][of] = k
 		}
 	}
 	return out
@@ -175,7 +190,7 @@ func (t *aways) list(now time.Duration) map[*pool]map[Client]time.Duration {
 // last is until when the credential is to stay away, the past if it is not to.
 func (a *away) last() time.Duration {
 	switch {
-	case a.lets:
+	case a.lets > 0:
 		return 0
 	case a.asked > 0:
 		return max(a.until, a.asked+asksFirst+2*a.took)
@@ -186,8 +201,8 @@ func (a *away) last() time.Duration {
 // asks notes that a request with a credential enters a pool.
 func (t *aways) asks(of Client, p *pool, now time.Duration) {
 	t.with(of, p, func(a *away) {
-		if a.lets || a.asked < a.until && now < a.until+asksOnce {
-			a.asked, a.lets = max(now, 1), false
+		if a.lets > 0 || a.asked < a.until && now < a.until+asksOnce {
+			a.asked, a.lets = max(now, 1), max(0, a.lets-1)
 		}
 	})
 }
@@ -200,11 +215,74 @@ func (t *aways) welcome(k *claim, o *fleet.Outcome, now time.Duration) {
 		case o.Endpoint.Pool != "" && o.Endpoint.Pool != k.pool.name: // another pool answered
 			a.unask(k.began, now)
 		case a.asked > 0 && k.began >= a.asked:
-			*a = away{pool: a.pool, until: -asksOnce} // over
+			a.until, a.asked, a.lets = -asksOnce, 0, 0 // over
 		case now < a.until && now >= a.told+asksFirst: // of two logs one may be late
-			a.lets = true
+			a.lets++
 		}
 	})
+}
+
+// arrive notes that a request came, and reports whether it is one that waited until its
+// credential was wanted again, and not one that waits for a place of others, as far as that
+// can be told.
+func (t *aways) arrive(b *bid, others *slots) (one bool) {
+	if b.counts && b.ask.Retry == 0 {
+		return false
+	}
+	t.with(b.ask.credential(), b.pool, func(a *away) {
+		s := &a.slots
+		if s.n() == 0 || b.now < s.first() && (b.ask.Retry == 0 || others.n() > 0) {
+			return
+		}
+		one = true
+		b.early, b.due, _, _ = s.arrive(b.now, b.ask.Retry, b.counts)
+	})
+	return one
+}
+
+// due reports whether a request may be one that waited until its credential was wanted
+// again.
+func (t *aways) due(b *bid) (due bool) {
+	t.with(b.ask.credential(), b.pool, func(a *away) { due = a.slots.n() > 0 && b.now >= a.slots.first() })
+	return due
+}
+
+// served takes the slot of one away that came before it, and was let in.
+func (t *aways) served(b *bid) {
+	t.with(b.ask.credential(), b.pool, func(a *away) { a.slots.use() })
+}
+
+// queued is how long the queue of those that a credential is kept out with is, at the pace
+// of the client's share.
+func (a *away) queued(each time.Duration) time.Duration {
+	return span(float64(a.slots.n()+1) * float64(each) / queueShare)
+}
+
+// wait is how long lineUp would let a request wait.
+func (t *aways) wait(b *bid, turn *turn) time.Duration {
+	wait := turn.now - b.now
+	t.with(b.ask.credential(), b.pool, func(a *away) { wait += a.queued(turn.each) })
+	return wait
+}
+
+// lineUp gives a slot behind the others of its credential to a request that is kept out: it
+// waits for the server's word, not for a place, and is in nobody's way meanwhile.
+func (t *aways) lineUp(r *Refusal, b *bid, turn *turn) {
+	slot := turn.now + retryFloor // if it was forgotten just now
+	r.ShouldRetry = true
+	t.with(b.ask.credential(), b.pool, func(a *away) {
+		turn.queued, turn.first = a.queued(turn.each), 0
+		if turn.early {
+			slot, r.ShouldRetry = a.slots.giveLast(turn, ownPace*turn.each)
+		} else {
+			slot, r.ShouldRetry = a.slots.queue(turn)
+		}
+	})
+	wait := slot - b.now
+	if !r.ShouldRetry {
+		wait = b.hopeless(wait, turn.now-b.now, turn.each)
+	}
+	r.RetryAfter = whole(wait)
 }
 
 // unask takes that a request did not ask after all: it went away, was refused otherwise, or
@@ -216,6 +294,8 @@ func (t *aways) unask(of Client, p *pool, began, now time.Duration) {
 // unask lets another ask, if the request that entered then was the one that does.
 func (a *away) unask(began, now time.Duration) {
 	if a.asked > 0 && a.asked == max(began, 1) {
-		a.asked, a.lets = 0, now < a.until
+		if a.asked = 0; now < a.until {
+			a.lets++
+		}
 	}
 }

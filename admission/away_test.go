@@ -280,8 +280,15 @@ func TestAnAnswerThatEndsLetsOneAsk(t *testing.T) {
 	asks = enter(true)
 	enter(false)
 	ends(asks, 200)
+	four, five := enter(true), enter(true)
+	w.clock.advance(time.Second)
+	turned()
+	w.clock.advance(asksFirst)
+	ends(four, 200)
+	ends(five, 200)
+	enter(true) // one for each
 	enter(true)
-	enter(true)
+	enter(false)
 }
 
 // TestPoolsToStayAwayFromAreBounded: what is over goes first.
@@ -289,13 +296,13 @@ func TestPoolsToStayAwayFromAreBounded(t *testing.T) {
 	var told aways
 	pools := make([]pool, 3*mostAway)
 	for i := range pools {
-		told.tell(named("a"), &pools[i], 0, time.Duration(1+i%2)*time.Minute, 0)
+		told.tell(named("a"), 0, 0, away{pool: &pools[i], told: 0, until: time.Duration(1+i%2) * time.Minute})
 		if n := len(told.by[named("a")]); n > mostAway {
 			t.Fatalf("%d", n)
 		}
 	}
 	last := &pools[len(pools)-1]
-	told.tell(named("a"), last, 150*time.Second, 4*time.Minute, 0)
+	told.tell(named("a"), 150*time.Second, 150*time.Second, away{pool: last, told: 150 * time.Second, until: 4 * time.Minute})
 	if n := len(told.by[named("a")]); told.from(named("a"), last) != 4*time.Minute || n > mostAway/2+1 {
 		t.Errorf("%d, of which half were over", n)
 	}
@@ -308,7 +315,7 @@ func TestCredentialsThatAreToldToStayAwayAreBounded(t *testing.T) {
 	var p pool
 	one := func(i int) Client { return Client{byte(i), byte(i >> 8), 1} }
 	for i := range 2 * mostTold {
-		told.tell(one(i), &p, 0, time.Duration(1+i)*time.Millisecond, 0)
+		told.tell(one(i), 0, 0, away{pool: &p, told: 0, until: time.Duration(1+i) * time.Millisecond})
 	}
 	late := 0
 	for i := mostTold; i < 2*mostTold; i++ {
@@ -370,4 +377,138 @@ func TestOneOfAClientsKeysStaysOut(t *testing.T) {
 	w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: asks.ID, Cause: fleet.CauseOK, Code: 200, Attempt: 1, At: w.clock.now()})
 	enter("b", "one", true)
 	enter("a", "one", true)
+}
+
+// TestKeptOutRequestsAreInNobodysWay: those of one key wait apart from what its client's
+// other key, and others, wait for.
+func TestKeptOutRequestsAreInNobodysWay(t *testing.T) {
+	type seen struct {
+		own, others [4]time.Duration
+		share       float64
+		backlogged  bool
+		waiting     int
+	}
+	look := func(out int) (s seen) {
+		w := newWorld(config(), 8, nil)
+		w.teach(3, 20, time.Second, 100)
+		for i := range 8 {
+			a := w.ask(fmt.Sprint("other", i%4))
+			w.Admit(&a)
+		}
+		w.tick(50 * time.Millisecond)
+		w.TurnAway(named("one"), "p", 30*time.Second, 0, w.clock.now())
+		for range out {
+			a := w.ask("a")
+			a.Credential, a.Counts = named("one"), true
+			if v := w.Admit(&a); v.Reason != ReasonServerLimit || !v.Refusal.ShouldRetry || v.Refusal.RetryAfter < 30*time.Second {
+				t.Errorf("who is kept out is told %+v", v)
+			}
+		}
+		st := w.tick(50 * time.Millisecond)
+		s.share, s.backlogged = st.Share, st.Levels[3].Backlogged
+		for _, c := range w.Clients(100) {
+			if c.Client == named("one") {
+				s.waiting = c.Waiting
+			}
+		}
+		for i := range s.own {
+			a, b := w.ask("a"), w.ask("b")
+			a.Credential, a.Counts, b.Counts = named("two"), true, true
+			s.own[i], s.others[i] = w.Admit(&a).Refusal.RetryAfter, w.Admit(&b).Refusal.RetryAfter
+		}
+		return s
+	}
+	none, twenty := look(0), look(20)
+	for i := 2; i < len(none.own); i++ {
+		if none.own[i] == 0 || none.others[i] == 0 || twenty.own[i] > 3*none.own[i]/2 || twenty.others[i] > 3*none.others[i]/2 {
+			t.Errorf("number %d is told %v, one of another client %v; without those that are kept out %v and %v", i, twenty.own[i], twenty.others[i], none.own[i], none.others[i])
+		}
+	}
+	if twenty.share != none.share || twenty.backlogged {
+		t.Errorf("beside 20 that are kept out a client's share is %v, and its level is backlogged %v; else %v", twenty.share, twenty.backlogged, none.share)
+	}
+	if none.waiting != 0 || twenty.waiting != 20 {
+		t.Errorf("%d and %d are shown to wait; want none, and 20", none.waiting, twenty.waiting)
+	}
+}
+
+// TestKeptOutRequestsComeBackInTheirSlots, which are used by that; who comes before gets a
+// later one.
+func TestKeptOutRequestsComeBackInTheirSlots(t *testing.T) {
+	w := newWorld(config(), 8, nil)
+	w.teach(3, 20, time.Second, 100)
+	waiting := func() (n int) {
+		for _, c := range w.Clients(100) {
+			n += c.Waiting
+		}
+		return n
+	}
+	ask := func(retry int) Verdict {
+		a := w.ask("a")
+		a.Credential, a.Retry, a.Counts = named("one"), retry, true
+		return w.Admit(&a)
+	}
+	w.TurnAway(named("one"), "p", 10*time.Second, 0, w.clock.now())
+	first := ask(0).Refusal.RetryAfter
+	second := ask(0).Refusal.RetryAfter
+	if second <= first || waiting() != 2 {
+		t.Errorf("they are told %v and %v, and %d wait", first, second, waiting())
+	}
+	if early := ask(1).Refusal.RetryAfter; early <= second || waiting() != 2 {
+		t.Errorf("who comes early is told %v, and %d wait; want later than %v, and two", early, waiting(), second)
+	}
+	w.clock.advance(first)
+	if v := ask(1); !v.Admitted || waiting() != 1 {
+		t.Errorf("in its slot one is told %+v, and %d wait", v, waiting())
+	}
+	w.TurnAway(named("one"), "p", 10*time.Second, 0, w.clock.now()) // in vain
+	if waiting() != 1 {
+		t.Errorf("%d wait after it is told so again", waiting())
+	}
+	w.tick(30 * time.Second)
+	w.tick(asksOnce)
+	if waiting() != 0 || len(w.aways.by) != 0 {
+		t.Errorf("%d wait long after their slots, %d are known", waiting(), len(w.aways.by))
+	}
+}
+
+// TestANewerWordCounts, where the request began after the one before was told.
+func TestANewerWordCounts(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	told := func() time.Duration {
+		a := w.ask("a")
+		return w.Admit(&a).Refusal.RetryAfter
+	}
+	w.TurnAway(named("a"), "p", time.Minute, 0, w.clock.now())
+	w.clock.advance(5 * time.Second)
+	w.TurnAway(named("a"), "p", time.Second, 5*time.Second, w.clock.now()) // that one began before
+	if got := told(); got < 50*time.Second {
+		t.Errorf("by an older request's end it is told %v", got)
+	}
+	w.TurnAway(named("a"), "p", time.Second, 4*time.Second, w.clock.now())
+	if got := told(); got < time.Second || got > 2*time.Second {
+		t.Errorf("by a newer word it is told %v; want a second and a little", got)
+	}
+}
+
+// TestWhoAsksAndIsServedElsewhereLetsAnother ask.
+func TestWhoAsksAndIsServedElsewhereLetsAnother(t *testing.T) {
+	cfg := config()
+	cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 10, Endpoints: make([]fleet.Endpoint, 1)})
+	w := newWorld(cfg, 100, nil)
+	w.TurnAway(named("a"), "p", 10*time.Second, time.Minute, w.clock.now())
+	w.clock.advance(10 * time.Second)
+	enter := func(want bool) Ask {
+		t.Helper()
+		a := w.ask("a")
+		if v := w.Admit(&a); v.Admitted != want {
+			t.Errorf("it is told %+v", v)
+		}
+		return a
+	}
+	asks := enter(true)
+	enter(false)
+	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: asks.ID, Attempt: 2, Endpoint: fleet.EndpointKey{Pool: "q"}, At: w.clock.now()})
+	enter(true)
+	enter(false)
 }

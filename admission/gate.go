@@ -116,6 +116,7 @@ type bid struct {
 	early    bool          // it was told to come later
 	due      bool          // it was told to come by now
 	mine     bool          // … for a place of its limit, not of the pool
+	kept     bool          // … until its credential is wanted again
 	fresh    bool          // it counts in pool.fresh
 	ends     time.Duration // not before, if it enters; see ends
 	away     time.Duration // until when it is to stay away from the pool, 0 if it isn't
@@ -133,19 +134,19 @@ func (g *Gate) Admit(a *Ask) Verdict {
 		c.mu.Unlock()
 		return Verdict{Reason: why, Held: true, Standing: b.standing(Reservation{})}
 	}
-	c.arrive(&b, why != ReasonAdmitted && !limited)
+	g.arrive(c, &b, why != ReasonAdmitted && !limited)
 	if limited {
-		c.served(&b)
+		g.served(c, &b)
 		b.unfresh()
 	}
 	if why != ReasonAdmitted {
 		v := Verdict{Reason: why, Standing: b.standing(c.known(&b, why))}
-		v.Refusal = c.refuse(&b, why, v.Standing)
+		v.Refusal = g.refuse(c, &b, why, v.Standing)
 		c.mu.Unlock()
 		g.count.refused(&b, why)
 		return v
 	}
-	c.served(&b)
+	g.served(c, &b)
 	g.aways.asks(a.credential(), b.pool, b.now)
 	c.mu.Unlock()
 	got := g.reserve(&b)
@@ -165,7 +166,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	g.aways.unask(a.credential(), b.pool, b.now, b.now)
 	b.pool.leave(a.Level)
 	b.unfresh()
-	v.Refusal = c.refuse(&b, got.Reason, v.Standing)
+	v.Refusal = g.refuse(c, &b, got.Reason, v.Standing)
 	c.mu.Unlock()
 	g.count.refused(&b, got.Reason)
 	return v
@@ -176,8 +177,8 @@ func (g *Gate) Admit(a *Ask) Verdict {
 func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 	b := g.bid(a)
 	c := g.meet(&b)
-	c.arrive(&b, true)
-	r := c.refuse(&b, why, Standing{})
+	g.arrive(c, &b, true)
+	r := g.refuse(c, &b, why, Standing{})
 	c.mu.Unlock()
 	g.count.refused(&b, why)
 	return r
@@ -190,7 +191,7 @@ func (g *Gate) Advise(a *Ask) Refusal {
 	c := g.meet(&b)
 	defer c.mu.Unlock()
 	c.account(b.pool, b.class).weight = b.weight
-	return c.refuse(&b, ReasonBusy, Standing{})
+	return g.refuse(c, &b, ReasonBusy, Standing{})
 }
 
 // bid looks up what counts for a request.
@@ -389,12 +390,15 @@ func (k *claim) release() {
 
 // arrive notes that a request of the client came, and whether it was told to. The
 // client is locked.
-func (c *client) arrive(b *bid, refused bool) {
+func (g *Gate) arrive(c *client, b *bid, refused bool) {
 	a := c.account(b.pool, b.class)
 	a.weight, a.came = b.weight, b.now
 	if b.ask.Retry > 0 {
 		c.returned, c.returns = b.now, true
 		c.back(b.now)
+	}
+	if b.kept = g.aways.arrive(b, &a.slots); b.kept {
+		return
 	}
 	var used, inLine bool
 	if u := c.own(b); u != nil {
@@ -472,8 +476,10 @@ func (b *bid) unfresh() {
 
 // served takes the slot of a request away that found room before it. The client is
 // locked.
-func (c *client) served(b *bid) {
+func (g *Gate) served(c *client, b *bid) {
 	switch a := c.account(b.pool, b.class); {
+	case b.early && b.kept:
+		g.aways.served(b)
 	case b.early && b.mine:
 		c.use(b.limit.Name).slots.use()
 	case b.early:

@@ -26,7 +26,7 @@ func (g *Gate) BeginHold(a *Ask) bool {
 	if u := c.own(&b); u != nil {
 		waits, held, a.hold.limit = &u.slots, &u.held, b.limit.Name
 	}
-	if waits.premature(b.now, a.Retry) {
+	if waits.premature(b.now, a.Retry) && !g.aways.due(&b) {
 		return false
 	}
 	a.hold.counts = a.Retry > 0 && int(*held) < waits.from(b.now+1)

@@ -48,6 +48,7 @@ func (g *Gate) renew(o *fleet.Outcome, until, now time.Duration) (passed string)
 	k, lapsed, moved := g.claims.renew(o, at, until, now)
 	switch {
 	case moved:
+		g.aways.unask(k.credential, k.pool, k.began, now)
 		k.move(at)
 		if !k.reached {
 			passed = k.pool.name

@@ -10,11 +10,11 @@ import (
 const limiterWait = time.Second
 
 // refuse finds what a refused client is told. The client is locked.
-func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
+func (g *Gate) refuse(c *client, b *bid, why Reason, st Standing) Refusal {
 	a := c.account(b.pool, b.class)
 	r := Refusal{InFlight: a.live, Concurrency: c.advised(a, b)}
 	if b.limit == nil {
-		c.lineUp(&r, a, b, why)
+		g.lineUp(&r, c, a, b, why)
 		return r
 	}
 	switch why {
@@ -32,7 +32,7 @@ func (c *client) refuse(b *bid, why Reason, st Standing) Refusal {
 	case ReasonTooMany:
 		r.RetryAfter = whole(max(st.Tokens.Reset, time.Second))
 	default:
-		c.lineUp(&r, a, b, why)
+		g.lineUp(&r, c, a, b, why)
 	}
 	return r
 }
@@ -49,11 +49,20 @@ func (c *client) advised(a *account, b *bid) int {
 	return int(n)
 }
 
-// lineUp gives a slot of the level's line, or of the account's own.
-func (c *client) lineUp(r *Refusal, a *account, b *bid, why Reason) {
-	a.stir()
+// lineUp gives a slot of the level's line, or of the account's own, and where its
+// credential is kept out one behind the others of that.
+func (g *Gate) lineUp(r *Refusal, c *client, a *account, b *bid, why Reason) {
+	out := b.away > b.now
+	if !out {
+		a.stir()
+	}
 	t := a.turn(b, b.pool.accounts.Load())
-	t.early, t.last = b.early && !b.mine, c.gaveUp(b)
+	if t.last = c.gaveUp(b); out {
+		t.early = b.early && b.kept
+		g.aways.lineUp(r, b, &t)
+		return
+	}
+	t.early = b.early && !b.mine && !b.kept
 	slot, ok := a.giveNext(&t, b, why)
 	if !ok && b.due && b.ask.Retry > 0 {
 		t.course = a.course(t.now, t.level, t.each, b.pool.shareOf(b.weight))
@@ -78,7 +87,7 @@ func (a *account) turn(b *bid, accounts int64) turn {
 	return turn{
 		asked: b.now, now: from, patience: patience, seed: b.ask.Seed, level: b.ask.Level,
 		line: &l.line, tail: b.pool.tailOf(b.ask.Level), most: a.places(share, alone),
-		alone: alone, drawn: !alone, live: a.live, below: a.room(share) > 0 && b.away <= b.now,
+		alone: alone, drawn: !alone, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each, share), first: a.firstEnd(share),
 		takes: time.Duration(l.expected.Load()), cold: time.Duration(l.cold.Load()),
 		share: min(share, float64(b.pool.whole.Load())),

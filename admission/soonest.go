@@ -23,7 +23,8 @@ func (g *Gate) Wait(a *Ask) time.Duration {
 		acc = &account{pool: b.pool, class: b.class}
 	}
 	if b.away > b.now {
-		return acc.wait(&b)
+		t := acc.turn(&b, b.pool.accounts.Load())
+		return g.aways.wait(&b, &t)
 	}
 	s := &acc.slots
 	if first := a.Retry == 0 && b.counts; !first && s.n() > 0 && b.now >= s.first() {

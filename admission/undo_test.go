@@ -297,18 +297,21 @@ func TestLimitThatGoesAndComesBackCountsWhatIsInFlight(t *testing.T) {
 	}
 	w.Reconfigure(config(rated(1)))
 	c := w.ask("a")
-	if v := w.Admit(&c); v.Admitted || v.Refusal.InFlight != 1 {
-		t.Errorf("%+v; want the one that entered under the limit counted", v)
+	if v := w.Admit(&c); v.Admitted || v.Refusal.InFlight != 2 {
+		t.Errorf("%+v; want both counted", v)
 	}
 	w.Reconfigure(config())
 	w.end(a.ID) // while there is no limit
 	w.Reconfigure(config(rated(1)))
+	if v := w.Admit(&c); v.Admitted || v.Refusal.InFlight != 1 {
+		t.Errorf("%+v; want the one that entered without a limit counted", v)
+	}
+	w.end(b.ID)
 	if v := w.Admit(&c); !v.Admitted {
 		t.Errorf("%+v; want its place free", v)
 	}
-	w.end(b.ID) // it never counted against the limit
 	if d := w.ask("a"); w.Admit(&d).Admitted {
-		t.Error("a request that entered without a limit gave a place of it back")
+		t.Error("a second one entered")
 	}
 	w.end(c.ID)
 	if len(limiter.settled) != 0 || counted(t, w.Gate) != 0 {

@@ -16,7 +16,7 @@ import (
 type ClientState struct {
 	Pool string
 	// Client is nobody's where Shared, and a credential where servers told one of several
-	// that a client has to stay away; then it has nothing but Away, and no class.
+	// that a client has to stay away; then it has nothing but Away and Waiting, and no class.
 	Client Client
 	// Shared marks one of the places that clients share for which the table had no
 	// room.
@@ -44,17 +44,17 @@ func (c Client) String() string { return "sha256:" + hex.EncodeToString(c[:]) }
 func (g *Gate) Clients(most int) []ClientState {
 	s, now := g.settings.Load(), g.since(g.now())
 	var all []ClientState
-	kept := g.aways.list(now)
+	aways := g.aways.list(now)
 	g.clients.look(func(key Client, shared bool, c *client) {
 		for i := range c.accounts {
 			a := &c.accounts[i]
-			out := kept[a.pool][key]
-			if s.pools[a.pool.name] != a.pool || a.live == 0 && a.slots.n() == 0 && out == 0 {
+			out := aways[a.pool][key]
+			if s.pools[a.pool.name] != a.pool || a.live == 0 && a.slots.n() == 0 && out == (kept{}) {
 				continue
 			}
 			st := ClientState{
 				Pool: a.pool.name, Client: key, Shared: shared, Class: a.class,
-				InFlight: a.live, Waiting: a.slots.expected(now), Share: math.Inf(1), Early: a.slots.earliness(now), Away: out,
+				InFlight: a.live, Waiting: a.slots.expected(now) + out.waiting, Share: math.Inf(1), Early: a.slots.earliness(now), Away: out.left,
 			}
 			if a.pool.full() {
 				st.Share = a.pool.shareOf(a.weight)
@@ -63,12 +63,12 @@ func (g *Gate) Clients(most int) []ClientState {
 		}
 	})
 	for i := range all {
-		delete(kept[s.pools[all[i].Pool]], all[i].Client)
+		delete(aways[s.pools[all[i].Pool]], all[i].Client)
 	}
-	for p, of := range kept {
+	for p, of := range aways {
 		for key, out := range of {
 			if s.pools[p.name] == p {
-				all = append(all, ClientState{Pool: p.name, Client: key, Share: math.Inf(1), Away: out})
+				all = append(all, ClientState{Pool: p.name, Client: key, Waiting: out.waiting, Share: math.Inf(1), Away: out.left})
 			}
 		}
 	}

@@ -77,6 +77,9 @@ func TestWhoAsks(t *testing.T) {
 		{"a claim and a key", fleet.ClientKeyJWT, func(m *message) {
 			m.claims, m.headers["authorization"] = map[string]any{"sub": "ann"}, "Bearer a"
 		}, by(fleet.ClientKeyJWT, "ann")},
+		{"a claim and another key", fleet.ClientKeyJWT, func(m *message) {
+			m.claims, m.headers["authorization"], m.headers["x-api-key"] = map[string]any{"sub": "ann"}, "Bearer a", "key"
+		}, by(fleet.ClientKeyJWT, "ann")},
 		{"SAN and a key", fleet.ClientKeyMTLS, func(m *message) { m.san, m.headers["authorization"] = "spiffe://a", "Bearer a" }, by(fleet.ClientKeyMTLS, "spiffe://a")},
 		{"no certificate", fleet.ClientKeyMTLS, func(m *message) { m.headers["authorization"] = "Bearer a" }, address},
 		{"address", fleet.ClientKeyAddress, func(m *message) { m.headers["authorization"] = "Bearer a" }, address},
@@ -98,7 +101,11 @@ func TestWhoAsks(t *testing.T) {
 			t.Errorf("%s: %x; want %x", row.name, got, row.want)
 		}
 		want := row.want
-		if key := m.headers["authorization"]; key != "" {
+		key, other := m.headers["authorization"], m.headers["x-api-key"]
+		switch isToken := row.key == fleet.ClientKeyJWT; {
+		case isToken && other != "":
+			want = by(fleet.ClientKeyAuthorization, "Bearer "+other)
+		case !isToken && key != "":
 			want = by(fleet.ClientKeyAuthorization, key)
 		}
 		if got := g.last().Credential; got != want {

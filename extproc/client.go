@@ -159,16 +159,21 @@ func (r *request) client(info *plan.RouteInfo) admission.Client {
 }
 
 // credential is what providers tell the caller apart by, however the route tells clients
-// apart: the credential that it shows, or the client where it shows none.
+// apart: the credential that it shows, or the client where it shows none. A token that
+// Envoy verified is none: a client may have a new one for each request.
 func (r *request) credential(info *plan.RouteInfo, client admission.Client) admission.Client {
+	var scratch [192]byte
+	var value []byte
 	switch info.ClientKey {
-	case fleet.ClientKeyJWT, fleet.ClientKeyMTLS, fleet.ClientKeyAddress:
-		var scratch [192]byte
-		if value := r.shown.by(info.Dialect, scratch[:0]); len(value) > 0 {
-			return admission.ClientOf(fleet.ClientKeyAuthorization, value)
-		}
+	case fleet.ClientKeyJWT:
+		value = canonical(r.shown.apiKey.sure(), scratch[:0])
+	case fleet.ClientKeyMTLS, fleet.ClientKeyAddress:
+		value = r.shown.by(info.Dialect, scratch[:0])
 	}
-	return client
+	if len(value) == 0 {
+		return client
+	}
+	return admission.ClientOf(fleet.ClientKeyAuthorization, value)
 }
 
 func (r *request) identity(info *plan.RouteInfo, scratch []byte) []byte {
