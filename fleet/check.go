@@ -284,12 +284,7 @@ func (d *decoder) checkLimits(c *Config, routes map[string]int) {
 	}
 	d.checkClaims(c)
 	d.checkUnread(c)
-	for i, r := range c.Routes {
-		if l := c.LimitOf(r.Name); l != nil && l.Tokens.Amount > 0 && Tokens(l.Tokens.Amount) < r.DefaultMaxTokens {
-			d.faultAt(join(index("routes", i), "defaultMaxTokens"), fmt.Sprintf("%d, more than limit %q has in a window (%s): requests without max_tokens would all be refused", r.DefaultMaxTokens, l.Name, l.Tokens),
-				fmt.Sprintf("at most %d", l.Tokens.Amount))
-		}
-	}
+	d.checkDefaults(c)
 	if r := c.Serve.Redis; r != nil {
 		if r.Replicas > 0 && c.Serve.Shard >= r.Replicas {
 			d.faultAt("serve.shard", fmt.Sprintf("%d, with %d replicas", c.Serve.Shard, r.Replicas), fmt.Sprintf("0 … %d, another in each replica", r.Replicas-1))
@@ -299,6 +294,27 @@ func (d *decoder) checkLimits(c *Config, routes map[string]int) {
 		}
 		if len(c.Limits) == 0 {
 			d.faultAt("serve.redis", "a server to count limits in, and no limits", "serve.redis together with limits")
+		}
+	}
+}
+
+// checkDefaults checks that requests that say nothing of their output fit in their limits.
+func (d *decoder) checkDefaults(c *Config) {
+	for i, r := range c.Routes {
+		l := c.LimitOf(r.Name)
+		if l == nil {
+			continue
+		}
+		at := join(index("routes", i), "defaultMaxTokens")
+		if l.Tokens.Amount > 0 && Tokens(l.Tokens.Amount) < r.DefaultMaxTokens {
+			d.faultAt(at, fmt.Sprintf("%d, more than limit %q has in a window (%s): requests without max_tokens would all be refused", r.DefaultMaxTokens, l.Name, l.Tokens),
+				fmt.Sprintf("at most %d", l.Tokens.Amount))
+		}
+		for k := range l.Clients {
+			if t := l.Clients[k].Tokens; t.Amount > 0 && Tokens(t.Amount) < r.DefaultMaxTokens {
+				d.faultAt(at, fmt.Sprintf("%d, more than client %d of limit %q has in a window (%s): its requests without max_tokens would all be refused", r.DefaultMaxTokens, k, l.Name, t),
+					fmt.Sprintf("at most %d", t.Amount))
+			}
 		}
 	}
 }
