@@ -82,7 +82,7 @@ func redisFields(r *Redis) []field {
 
 func limitFields(l *Limit) []field {
 	return []field{
-		{name: "name", doc: "Names the limit in metrics and logs. Default: limit-1, limit-2, … by place.", value: nameOf(&l.Name)},
+		{name: "name", doc: "Names the limit in metrics and logs, and what counts its windows: under another name they begin anew. Default: limit-1, limit-2, … by place, so that one that is put before others renames them.", value: nameOf(&l.Name)},
 		{name: "key", doc: "What tells clients apart: the hash of the credential in authorization or x-api-key (a request with two different ones counts by its address, but on routes of the OpenAI dialect by a bearer in authorization), a claim of a verified token, the certificate's identity, or the address (of IPv6 its /64). A request that lacks it counts by its address.", preset: "authorization", value: choice(&l.Key, nil, "authorization", "jwt", "mtls", "address")},
 		{name: "claim", doc: "The claim's name, with key jwt.", value: label(&l.Claim)},
 		{name: "routes", doc: "Routes it counts for; absent: all that no other limit names.", value: list(&l.Routes, 0, maxNamed, reference)},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +18,7 @@ import (
 // endingSidecar is a sidecar that is about to be told to end, with what runs on it.
 type endingSidecar struct {
 	*fairleadProcess
+	config  string
 	listen  string
 	streams []*eventStream
 }
@@ -34,7 +37,7 @@ routes:
 - { name: chat, match: { prefix: / }, dialect: openai, pool: a }
 `, up.Addr()))
 	p.serve(t)
-	e := endingSidecar{listen: envoytest.FreeAddr(t).String()}
+	e := endingSidecar{config: p.file, listen: envoytest.FreeAddr(t).String()}
 	e.fairleadProcess = startFairlead(t, p.dir, "envoy", "-f", p.file, "--listen", e.listen, "--drain", drain)
 	waitListening(t, e.listen)
 	e.streams = startEventStreams(t, 2, e.listen, up, "up")
@@ -146,7 +149,49 @@ func TestSidecarEndsAfterItsTimeToDrain(t *testing.T) {
 	e := runningSidecar(t, "1s")
 	e.tell(t)
 	e.wait(t)
+	if !strings.Contains(e.out.String(), "running requests are cut: 2\n") {
+		t.Errorf("it says nothing of two requests that it cuts:\n%s", e.out.String())
+	}
 	for _, s := range e.streams {
 		s.cut(t)
+	}
+}
+
+// TestSidecarsInOneFolderEndByThemselves: one that is told to end leaves the other, and lets
+// its own requests end.
+func TestSidecarsInOneFolderEndByThemselves(t *testing.T) {
+	e := runningSidecar(t, "10m")
+	listen := envoytest.FreeAddr(t).String()
+	other := startFairlead(t, e.cmd.Dir, "envoy", "-f", filepath.Base(e.config), "--listen", listen, "--node", "other")
+	waitListening(t, listen)
+	e.tell(t)
+	for _, s := range e.streams {
+		s.pass(t, "while it drains")
+	}
+	for _, s := range e.streams {
+		s.end(t)
+	}
+	e.wait(t)
+	if status, _, body := chat(t, listen); status != http.StatusOK {
+		t.Errorf("the other sidecar: %d, %s", status, body)
+	}
+	_ = other.cmd.Process.Signal(syscall.SIGTERM)
+}
+
+// TestSidecarTakesNobodysAdminSocket, by which it would be drained instead.
+func TestSidecarTakesNobodysAdminSocket(t *testing.T) {
+	e := runningSidecar(t, "0")
+	admin := regexp.MustCompile(`admin interface is on unix:(\S+)`).FindStringSubmatch(e.out.String())
+	if admin == nil {
+		t.Fatalf("it does not say where its admin interface is:\n%s", e.out.String())
+	}
+	second := startFairlead(t, e.cmd.Dir, "envoy", "-f", filepath.Base(e.config), "--listen", envoytest.FreeAddr(t).String(), "--admin", "unix:"+admin[1])
+	select {
+	case <-second.done:
+	case <-time.After(time.Minute):
+		t.Fatal("a second one runs by the same socket")
+	}
+	if got := second.out.String(); second.cmd.ProcessState.ExitCode() != 2 || !strings.Contains(got, "somebody listens there already") {
+		t.Errorf("exit %d, %s", second.cmd.ProcessState.ExitCode(), got)
 	}
 }

@@ -63,6 +63,9 @@ func (d *drainer) drain(atMost time.Duration, notes io.Writer) error {
 		fmt.Fprintf(notes, "Envoy drains for up to %v (running requests: %d); another signal ends it at once\n", atMost, n)
 	}
 	if !d.idle(ctx) {
+		if n, err := d.running(context.Background()); err == nil && n > 0 {
+			fmt.Fprintf(notes, "running requests are cut: %d\n", n)
+		}
 		return nil
 	}
 	// What came between the last look and this is waited for too.

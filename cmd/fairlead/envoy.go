@@ -4,6 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/envoy/bootstrap"
@@ -21,7 +24,7 @@ func (s *sidecarFlags) register(flags *flag.FlagSet) {
 	flags.StringVar(&s.listen, "listen", "", "listen on `ip:port` instead of the group's address")
 	flags.StringVar(&s.zone, "zone", "", "the sidecar's `zone`, as in pools[].endpoints[].zone: endpoints there come first")
 	flags.StringVar(&s.node, "node", "", "the sidecar's `id`, unique among all; default: host name, group and listening address")
-	flags.StringVar(&s.admin, "admin", "unix:envoy-admin.sock", "Envoy's own admin `address`: unix:PATH or ip:port")
+	flags.StringVar(&s.admin, "admin", s.admin, "Envoy's own admin `address`: unix:PATH or ip:port; each Envoy needs another")
 	flags.StringVar(&s.xds, "xds", "", "reach the xDS server at this `address` instead of serve.xds")
 }
 
@@ -41,7 +44,7 @@ func (s *sidecarFlags) options() (bootstrap.Options, error) {
 func runBootstrap(_ context.Context, args []string, io stdio) error {
 	flags := newFlags("bootstrap", "", "Prints the Envoy bootstrap for one sidecar of a group.\n"+
 		"Run it with: envoy -c FILE --disable-hot-restart --drain-time-s SECONDS", io)
-	var sidecar sidecarFlags
+	sidecar := sidecarFlags{admin: "unix:envoy-admin.sock"}
 	sidecar.register(flags)
 	format := flags.String("o", "yaml", "output `format`: yaml or json")
 	if err := parse(flags, args, 0); err != nil {
@@ -66,6 +69,7 @@ func runEnvoy(ctx context.Context, args []string, io stdio) error {
 	flags := newFlags("envoy", "", "Finds or fetches an Envoy and runs it as a sidecar, with the bootstrap that `fairlead bootstrap` prints.", io)
 	var sidecar sidecarFlags
 	sidecar.register(flags)
+	flags.Lookup("admin").Usage += ",\nand has a socket of its own by default"
 	concurrency := flags.Int("concurrency", 1, "worker `threads`")
 	level := flags.String("log-level", "warning", "Envoy's log `level`")
 	drain := flags.Duration("drain", drainFor, "let running requests end for this `time` when told to end (SIGTERM, Ctrl-C), and end at once when told again;\n"+
@@ -76,8 +80,20 @@ func runEnvoy(ctx context.Context, args []string, io stdio) error {
 	if *drain < 0 {
 		return usageError{fmt.Errorf("fairlead envoy: --drain %v; accepted: 0 or more", *drain)}
 	}
+	if sidecar.admin == "" {
+		// Two Envoys may well run in one folder: told to end, one would drain the other.
+		socket, remove, err := ownSocket()
+		if err != nil {
+			return err
+		}
+		defer remove()
+		sidecar.admin = "unix:" + socket
+	}
 	options, err := sidecar.options()
 	if err != nil {
+		return err
+	}
+	if err := unused(ctx, options.Admin); err != nil {
 		return err
 	}
 	binary, err := envoybin.Find(ctx, envoybin.Options{Progress: io.err})
@@ -94,7 +110,8 @@ func runEnvoy(ctx context.Context, args []string, io stdio) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(io.err, "Envoy %s is running as %s; it listens on %s once it has its configuration\n", binary.Version, options.NodeID, options.Listen)
+	fmt.Fprintf(io.err, "Envoy %s is running as %s; it listens on %s once it has its configuration; its admin interface is on %s\n",
+		binary.Version, options.NodeID, options.Listen, options.Admin)
 	select {
 	case <-process.Done():
 		return process.Wait()
@@ -108,4 +125,24 @@ func runEnvoy(ctx context.Context, args []string, io stdio) error {
 		defer cancel()
 		return process.Stop(stopping)
 	}
+}
+
+// ownSocket is a path for a socket in a folder of its own, which remove removes.
+func ownSocket() (path string, remove func(), err error) {
+	dir, err := os.MkdirTemp("", "fl") // short: a socket's path must stay below 100 bytes
+	if err != nil {
+		return "", nil, err
+	}
+	return filepath.Join(dir, "envoy-admin.sock"), func() { _ = os.RemoveAll(dir) }, nil
+}
+
+// unused checks that nobody answers at the address that Envoy's admin interface is to have:
+// Envoy takes the path of a socket from whoever listens there.
+func unused(ctx context.Context, admin fleet.Address) error {
+	conn, err := (&net.Dialer{Timeout: adminTimeout}).DialContext(ctx, admin.Network(), admin.Target())
+	if err != nil {
+		return nil
+	}
+	_ = conn.Close()
+	return usageError{fmt.Errorf("--admin %s: somebody listens there already; accepted: a path or port that is free, another for each Envoy", admin)}
 }
