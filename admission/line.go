@@ -11,7 +11,7 @@ const (
 	// retryFloor is the shortest wait: below it a client comes back before
 	// anything can have changed (a tick of the plan).
 	retryFloor = 50 * time.Millisecond
-	// retryCap is the longest wait for a place; past it a fallback serves better.
+	// retryCap is the longest wait for a place of a pool; past it a fallback serves better.
 	retryCap = 30 * time.Second
 	// retryMax is the longest time that official SDKs wait as told, all of them
 	// (openai-node and anthropic-python ignore more than 60 s).

@@ -106,7 +106,7 @@ const (
 )
 
 func newLoop(t testing.TB, places int) *loop {
-	if raced {
+	if Raced {
 		t.Skip("a simulation has one goroutine, and takes ten times as long with the race detector: .ci/run runs them without")
 	}
 	l := &loop{world: newWorld(config(), float64(places), nil), t: t, places: places, rng: rand.New(rand.NewPCG(7, uint64(places))), shares: map[*caller]float64{}, held: map[string]int{}}

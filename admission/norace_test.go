@@ -2,4 +2,4 @@
 
 package admission
 
-const raced = false
+const Raced = false

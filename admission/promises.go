@@ -43,7 +43,7 @@ func (u *use) spends(b *bid) bool {
 	if _, ok := u.spent.standing(b); !ok {
 		return false
 	}
-	from, _ := b.span()
+	from := b.opens()
 	return max(u.spent.ends, u.requests.last) > from+u.queued(from, b)
 }
 
@@ -53,7 +53,7 @@ type promises struct {
 	// next is when the window begins that comes next, as of the last refusal.
 	next time.Duration
 	// window is when the one begins in which the last slot lies, of which taken is
-	// promised, to n requests. last is that slot.
+	// promised, to n requests. last is the latest slot.
 	window, last time.Duration
 	taken        int64
 	n            int
@@ -102,3 +102,8 @@ func (p *promises) promise(opens time.Duration, q Quota, cost int64) time.Durati
 	p.n++
 	return p.last
 }
+
+// spares reports whether a slot that was promised just now may be sooner than at the
+// window's pace. For a request that came in vain (again) only half of a window may be
+// promised then: else one worker that asks all the time would have more of each window.
+func (p *promises) spares(q Quota, again bool) bool { return !again || 2*p.taken <= q.Limit }

@@ -74,6 +74,34 @@ func TestPromisesFitTheirWindows(t *testing.T) {
 	})
 }
 
+// TestNoWindowIsPromisedMoreThanItHas, also by slots that are sooner than its pace; and
+// nobody is told to come after its own time.
+func TestNoWindowIsPromisedMoreThanItHas(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(config(rated(0)), 100, nil)
+		window := rapid.SampledFrom([]time.Duration{5 * time.Second, 20 * time.Second, time.Minute, 90 * time.Second}).Draw(t, "window")
+		w.limiter = &windows{clock: w.clock, quota: Quota{Limit: 1000, Window: window}, refuses: -1}
+		promised := map[time.Duration]fleet.Tokens{}
+		for range 100 {
+			w.clock.advance(time.Duration(rapid.Int64Range(0, int64(window)/20).Draw(t, "later")))
+			a := w.ask("a")
+			a.Input, a.Output = 0, fleet.Tokens(rapid.Int64Range(1, 400).Draw(t, "tokens"))
+			a.Timeout = time.Duration(rapid.Int64Range(0, 60).Draw(t, "timeout")) * time.Second
+			r := w.Admit(&a).Refusal
+			if !r.ShouldRetry {
+				continue
+			}
+			if a.Timeout > 0 && r.RetryAfter > a.Timeout {
+				t.Fatalf("%v waits for %v, and is told %v", w.clock.now(), a.Timeout, r.RetryAfter)
+			}
+			begin := (w.clock.now().Sub(time.Unix(0, 0)) + r.RetryAfter).Truncate(window)
+			if promised[begin] += a.Output; promised[begin] > 1000 {
+				t.Fatalf("%d of 1000 are promised in the window at %v", promised[begin], begin)
+			}
+		}
+	})
+}
+
 // TestWhatIsPromisedFits: who is told to come after another finds its tokens there.
 func TestWhatIsPromisedFits(t *testing.T) {
 	w := newWorld(config(rated(0)), 100, nil)

@@ -2,5 +2,5 @@
 
 package admission
 
-// raced is true where the race detector watches.
-const raced = true
+// Raced is true where the race detector watches.
+const Raced = true

@@ -73,7 +73,7 @@ func (g *Gate) lineUp(r *Refusal, c *client, a *account, b *bid, why Reason) {
 	}
 	wait := slot - b.now
 	if r.ShouldRetry = ok; !ok {
-		wait = b.hopeless(wait, t.now-b.now, time.Duration(t.line.spacing.Load()))
+		wait = b.hopeless(wait, max(retryCap, t.now-b.now), time.Duration(t.line.spacing.Load()))
 	}
 	r.RetryAfter = whole(wait)
 }
@@ -95,12 +95,11 @@ func (a *account) turn(b *bid, accounts int64) turn {
 }
 
 // hopeless is what a request is told that has no slot, and would have had one after so
-// long, for who comes back all the same: past retryCap later than those with slots, which
-// there are from opens on, as far as that is no more than retryMax.
-func (b *bid) hopeless(wait, opens, spacing time.Duration) time.Duration {
-	if wait > retryCap {
-		first := max(retryCap, opens)
-		return first + spread(b.ask.Seed, retryMax-first)
+// long, for who comes back all the same: past what others wait, which is most, later than
+// those, as far as that is no more than retryMax.
+func (b *bid) hopeless(wait, most, spacing time.Duration) time.Duration {
+	if wait > most {
+		return most + spread(b.ask.Seed, retryMax-most)
 	}
 	return wait + spread(b.ask.Seed, min(wait/4, spacing))
 }
@@ -122,9 +121,11 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 	return a.slots.keep(t, at, true, retryFloor), true
 }
 
-// lineUp gives a slot behind the client's other requests of the limit.
+// lineUp gives a slot behind the client's other requests of the limit, as far away as
+// callers wait: where a client has what it may have, no fallback serves it better.
 func (u *use) lineUp(r *Refusal, b *bid, last bool) {
-	from, patience := b.span()
+	from := b.opens()
+	patience := b.patience(retryMax) - (from - b.now)
 	t := turn{
 		asked: b.now, now: from, patience: patience, level: b.ask.Level, seed: b.ask.Seed,
 		last: last, early: b.early && b.mine, each: u.each(b), queued: u.queued(from, b), share: float64(b.cap),
@@ -144,27 +145,39 @@ func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 	}
 	wait := slot - b.now
 	if !r.ShouldRetry {
-		wait = b.hopeless(wait, from-b.now, t.each)
+		wait = b.hopeless(wait, retryMax, t.each)
 	}
 	r.RetryAfter = whole(wait)
 }
 
-// nextWindow gives a slot in one of the limit's next windows.
+// nextWindow gives a slot in one of the limit's next windows, at the window's pace. One
+// that would so be later than the caller waits is drawn from the time between the begin of
+// its window and then, if there is any: the window has room for it.
 func (c *client) nextWindow(r *Refusal, b *bid, p *promises, q Quota, cost int64) {
 	begins := b.now + max(q.Reset, time.Millisecond)
-	early := p.roll(begins, q.Window, b.ask.Retry > 0)
+	again := b.ask.Retry > 0
+	early := p.roll(begins, q.Window, again)
 	next := *p
-	slot := max(b.opens(), p.last)
-	if !early {
-		slot = next.promise(b.opens(), q, cost)
-	}
-	wait := slot - b.now
-	if r.ShouldRetry = wait <= b.patience(retryMax); r.ShouldRetry {
-		*p = next // who isn't to come takes nothing
-	}
+	slot, latest := max(b.opens(), p.last), b.now+b.patience(retryMax)
 	// All windows begin at once: a tenth of one is there to spread in.
 	spacing := time.Duration(float64(q.Window) * min(1, float64(cost)/float64(max(1, q.Limit))))
-	r.RetryAfter = whole(wait + b.jitter(wait, min(spacing, q.Window/10), r.ShouldRetry))
+	most := min(spacing, q.Window/10)
+	if !early {
+		slot = next.promise(b.opens(), q, cost)
+		if opens := max(b.opens(), next.window); slot > latest && opens < latest && next.spares(q, again) {
+			slot, most = opens, latest-opens
+		}
+	}
+	wait := slot - b.now
+	r.ShouldRetry = slot <= latest
+	told := wait + b.jitter(wait, most, r.ShouldRetry)
+	// Who isn't to come takes nothing. Nor does who won't, where only one window is within
+	// retryMax: of shorter ones, what it leaves unused thins out the slots of those who come.
+	if r.ShouldRetry && (q.Window < retryMax || !c.gaveUp(b)) {
+		next.last = max(p.last, min(next.last, b.now+told))
+		*p = next
+	}
+	r.RetryAfter = whole(told)
 }
 
 // jitter parts requests that are told the same wait, by less than most. Who is to come
@@ -183,8 +196,8 @@ func (b *bid) opens() time.Duration {
 	return max(b.now, time.Duration(b.pool.reopens.Load()), b.away)
 }
 
-// span is from when there may be slots for places, and how long after that the
-// caller waits for one at most: retryCap, but retryMax where an endpoint said
+// span is from when there may be slots for the pool's places, and how long after that
+// the caller waits for one at most: retryCap, but retryMax where an endpoint said
 // itself when it opens.
 func (b *bid) span() (from, patience time.Duration) {
 	if from = b.opens(); from > b.now {

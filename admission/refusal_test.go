@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,16 +56,67 @@ func TestClientPastItsRateReturnsInTheNextWindow(t *testing.T) {
 		}
 		if r := v.Refusal; r.ShouldRetry {
 			waits = append(waits, r.RetryAfter)
-		} else if len(waits) < 6 {
+		} else {
 			t.Errorf("request %d is told not to retry: %+v", n, r)
 		}
 	}
 	for i, wait := range waits {
 		// Slots are 6 s apart, the limit's own pace, from the window's begin on, with
-		// a jitter of less than a slot.
-		from := 20*time.Second + time.Duration(i)*6*time.Second
-		if wait < from || wait >= from+6*time.Second {
-			t.Errorf("refused request %d waits %v; want %v and up to 6 s", i, wait, from)
+		// a jitter of less than a slot, as far as callers wait so long.
+		from, until := 20*time.Second+time.Duration(i)*6*time.Second, 26*time.Second+time.Duration(i)*6*time.Second
+		if from > time.Minute {
+			from = 20 * time.Second
+		}
+		if until = min(until, time.Minute); wait < from || wait > until {
+			t.Errorf("refused request %d waits %v; want %v to %v", i, wait, from, until)
+		}
+	}
+}
+
+// TestWhoFindsAWindowUsedUpEarlyReturnsInTheNext: all for whom that one has room, in the
+// time between its begin and when they would not wait any longer, and nobody else.
+func TestWhoFindsAWindowUsedUpEarlyReturnsInTheNext(t *testing.T) {
+	for _, row := range []struct {
+		amount, callers int
+		at              time.Duration // in the window that is used up
+		timeout, waits  time.Duration
+	}{
+		{60, 80, 5 * time.Second, 0, time.Minute},
+		{60, 80, time.Second, 0, time.Minute},
+		{60, 80, 30 * time.Second, 0, time.Minute},
+		{60, 80, 55 * time.Second, 10 * time.Second, 10 * time.Second},
+		{10, 3, 7 * time.Second, 0, time.Minute},
+		{10, 12, 100 * time.Millisecond, 0, time.Minute},
+		{600, 900, 5 * time.Second, 0, time.Minute},
+	} {
+		g, now := limited(fleet.Limit{Requests: fleet.Rate{Amount: int64(row.amount), Window: time.Minute}})
+		g.Step(*now, []admission.PoolView{{Name: "p", Limit: 1000, Capacity: 1000, Places: 1000}})
+		for n := range row.amount {
+			if v := g.Admit(ask(n, *now)); !v.Admitted {
+				t.Fatalf("%+v: request %d: %+v", row, n, v)
+			}
+		}
+		*now = now.Add(row.at)
+		begins := time.Minute - row.at
+		var waits []time.Duration
+		hopeless := 0
+		for n := range row.callers {
+			a := ask(1000+n, *now)
+			a.Timeout = row.timeout
+			switch r := g.Admit(a).Refusal; {
+			case !r.ShouldRetry:
+				hopeless++
+			case r.RetryAfter < begins || r.RetryAfter > row.waits:
+				t.Errorf("%+v: caller %d is told %v; want %v to %v", row, n, r.RetryAfter, begins, row.waits)
+			default:
+				waits = append(waits, r.RetryAfter)
+			}
+		}
+		if want := max(0, row.callers-row.amount); hopeless != want {
+			t.Errorf("%+v: %d are told not to retry; want %d", row, hopeless, want)
+		}
+		if over := slices.Max(waits) - slices.Min(waits); over < (row.waits-begins)/2 {
+			t.Errorf("%+v: those told to come do so within %v of %v", row, over, row.waits-begins)
 		}
 	}
 }

@@ -163,7 +163,7 @@ func TestClientsPastTheirTokensReturnAtThePaceOfTheirTokens(t *testing.T) {
 func TestPromisedTokensAreRemembered(t *testing.T) {
 	left := Quota{Limit: 1000, Remaining: 10, Window: time.Minute, Reset: 30 * time.Second}
 	w := newWorld(config(rated(0)), 100, &scripted{answer: Reservation{Reason: ReasonTokens, Tokens: left}})
-	for i, again := range []bool{true, true, false} {
+	for i, again := range []bool{true, true, true, false} { // 300 each
 		a := w.ask("a")
 		if r := w.Admit(&a).Refusal; r.ShouldRetry != again {
 			t.Errorf("number %d is told %+v; want to come back: %v", i, r, again)
