@@ -280,7 +280,7 @@ func (t *aways) lineUp(r *Refusal, b *bid, turn *turn) {
 	})
 	wait := slot - b.now
 	if !r.ShouldRetry {
-		wait = b.hopeless(wait, turn.now-b.now, turn.each)
+		wait = b.hopeless(wait, max(retryCap, turn.now-b.now), turn.each)
 	}
 	r.RetryAfter = whole(wait)
 }
