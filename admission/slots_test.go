@@ -126,8 +126,11 @@ func TestHammeringClientDelaysOthersByAFewSlotsOnly(t *testing.T) {
 	}
 }
 
+// TestClientThatReturnsTooEarlyWaitsLongerEachTime: each return moves its slot back by
+// one pace more than the last one did, of which jitter takes less than one.
 func TestClientThatReturnsTooEarlyWaitsLongerEachTime(t *testing.T) {
 	w := paced(200)
+	pace := ownPace * float64(w.settings.Load().pools["p"].levels[3].line.solo.Load())
 	a := w.ask("impatient")
 	slot := time.Duration(w.clock.at.Load()) + w.Refuse(&a, ReasonBusy).RetryAfter
 	for i := 1; i < 10; i++ {
@@ -138,6 +141,10 @@ func TestClientThatReturnsTooEarlyWaitsLongerEachTime(t *testing.T) {
 		next := time.Duration(w.clock.at.Load()) + r.RetryAfter
 		if next <= slot {
 			t.Fatalf("return %d gets %v; want later than %v", i, next, slot)
+		}
+		// The returns before it are hardly forgiven yet, in 40 ms of earlyOver.
+		if least := time.Duration((float64(i) - 0.1) * pace); next-slot < least {
+			t.Errorf("return %d moves its slot back by %v; want %v at least", i, next-slot, least)
 		}
 		slot = next
 	}
