@@ -22,9 +22,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/plan"
 )
 
+// nothing is what a decision sees that comes before every other's reservation.
+type nothing struct{}
+
+func (nothing) InFlight(uint32) int32 { return 0 }
+
 // TestExactlyAsManyEnterAsMay: 200 requests at a time over gRPC, in front of five
-// endpoints with ten places each, with the real ledger.
+// endpoints with ten places each, with the real ledger; also where decisions see none of
+// what is in flight, so that the ledger alone keeps the limits.
 func TestExactlyAsManyEnterAsMay(t *testing.T) {
+	t.Run("decisions see the counts", func(t *testing.T) { exactlyAsManyEnter(t, false) })
+	t.Run("decisions see nothing in flight", func(t *testing.T) { exactlyAsManyEnter(t, true) })
+}
+
+func exactlyAsManyEnter(t *testing.T, blind bool) {
 	ledger := accesslog.NewLedger(time.Now)
 	in := plan.Inputs{
 		Pools: []plan.PoolInput{{Name: "h100", Tier: "h100"}},
@@ -46,7 +57,11 @@ func TestExactlyAsManyEnterAsMay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	service := extproc.New(extproc.Options{Plan: func() *plan.Plan { return p }, Live: ledger, Ledger: ledger, IDs: ids})
+	live := plan.Live(ledger)
+	if blind {
+		live = nothing{}
+	}
+	service := extproc.New(extproc.Options{Plan: func() *plan.Plan { return p }, Live: live, Ledger: ledger, IDs: ids})
 	client := extprocv3.NewExternalProcessorClient(serve(t, service))
 	attributes, err := structpb.NewStruct(map[string]any{wire.AttributeRouteName: "chat", wire.AttributeClusterName: "h100"})
 	if err != nil {
@@ -85,6 +100,11 @@ func TestExactlyAsManyEnterAsMay(t *testing.T) {
 	all.Wait()
 	if entered.Load() != 50 || refused.Load() != 150 || ledger.Total() != 50 {
 		t.Errorf("%d entered, %d refused, %d counted; want 50, 150, 50", entered.Load(), refused.Load(), ledger.Total())
+	}
+	for _, e := range ledger.Snapshot() {
+		if e.Attempts != 10 {
+			t.Errorf("%v has %d; want 10", e.Endpoint, e.Attempts)
+		}
 	}
 }
 

@@ -134,6 +134,44 @@ func oneBurst(t *testing.T, w way, away bool) bool {
 	return true
 }
 
+// TestLedgerAloneHoldsAServersLimit sends the same against a server's limit where there
+// is no admission and decisions see nothing in flight: either would refuse most of what
+// is too much before the ledger is asked.
+func TestLedgerAloneHoldsAServersLimit(t *testing.T) {
+	for range 5 {
+		if ledgerBurst(t) {
+			return
+		}
+		t.Log("ext_proc was late on a loaded machine, and some requests passed without it: again")
+	}
+	t.Error("ext_proc was late five times")
+}
+
+// ledgerBurst is oneBurst with the ledger alone.
+func ledgerBurst(t *testing.T) bool {
+	t.Helper()
+	m := newModelServer(t)
+	release := make(chan struct{})
+	m.answerWith(holding(release))
+	sh := twoServers(m.addr(), m.addr()).single()
+	sh.text = strings.Replace(sh.text, "name: a, ", "name: a, maxInFlight: 50, ", 1)
+	s := startSteered(t, sh)
+	s.waitEmpty(t)
+	s.unseen.Store(true)
+	admitted, refused, inside := burst(t, m, s.addr.String(), 200, false, release)
+	for _, a := range admitted {
+		if a.header.Get(wire.HeaderRouteStrategy) != "dynamic" {
+			return false
+		}
+	}
+	if n := m.peak.Load(); len(admitted) != 50 || len(refused) != 150 || inside != 50 || n != 50 {
+		t.Errorf("%d entered and %d were refused, the server held %d and up to %d at a time; want 50, 150, 50, 50",
+			len(admitted), len(refused), inside, n)
+	}
+	s.waitEmpty(t)
+	return true
+}
+
 // answered is an answer with the dialect it should be in.
 type answered struct {
 	answer

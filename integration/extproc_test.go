@@ -46,6 +46,7 @@ type steered struct {
 	kvFree map[fleet.EndpointKey]fleet.Tokens
 
 	ledger   atomic.Pointer[accesslog.Ledger]
+	unseen   atomic.Bool // decisions see nothing in flight
 	mu       sync.Mutex
 	events   []extproc.Event
 	outcomes []fleet.Outcome
@@ -147,7 +148,12 @@ func (s *steered) serveExtProc(t *testing.T) {
 // liveLedger is the ledger of the moment: tests replace it as a restart would.
 type liveLedger struct{ s *steered }
 
-func (l liveLedger) InFlight(slot uint32) int32 { return l.s.ledger.Load().InFlight(slot) }
+func (l liveLedger) InFlight(slot uint32) int32 {
+	if l.s.unseen.Load() {
+		return 0
+	}
+	return l.s.ledger.Load().InFlight(slot)
+}
 func (l liveLedger) Reserve(id string, pick fleet.EndpointKey, limit int32, expected time.Duration, at time.Time) bool {
 	return l.s.ledger.Load().Reserve(id, pick, limit, expected, at)
 }
