@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -214,6 +216,130 @@ func TestABarIsMissedOnlyByTheWholeInterval(t *testing.T) {
 		if got := leastRounds(rounds); got != want {
 			t.Errorf("of %d rounds: %d, want %d", rounds, got, want)
 		}
+	}
+}
+
+// TestBarsAreThose guards what is compared with what, and the bars: README quotes them.
+func TestBarsAreThose(t *testing.T) {
+	type row struct {
+		over, under, less string
+		most              float64
+	}
+	of := func(bars []bar) (out []row) {
+		for _, b := range bars {
+			out = append(out, row{b.over, b.under, b.less, b.most})
+		}
+		return out
+	}
+	if got, want := of(cpuBars), []row{
+		{"fairlead", "stock", "", 0.9},
+		{"fairlead", "tuned", "", 0.9},
+		{"fairlead-logs", "stock-logs", "", 1.1},
+		{"fairlead-logs", "tuned-logs", "", 1.1},
+		{"fairlead-body", "stock-body", "", 0},
+	}; !slices.Equal(got, want) {
+		t.Errorf("CPU: %v, want %v", got, want)
+	}
+	if got, want := of(latencyBars), []row{
+		{"fairlead", "stock", "plain", 1.05},
+		{"fairlead", "tuned", "plain", 1.05},
+		{"fairlead-logs", "stock-logs", "plain", 1.15},
+		{"fairlead-logs", "tuned-logs", "plain", 1.15},
+		{"fairlead-logs", "stock", "plain", 1.15},
+		{"fairlead-body", "stock-body", "plain", 0},
+	}; !slices.Equal(got, want) {
+		t.Errorf("latency: %v, want %v", got, want)
+	}
+}
+
+// TestBothSidesOfABarHaveOneConfiguration: the same requests on the same route, through
+// an Envoy that logs in both or in neither; one bar says that it is of another kind.
+func TestBothSidesOfABarHaveOneConfiguration(t *testing.T) {
+	for _, b := range slices.Concat(cpuBars, latencyBars) {
+		over, under := named(t, b.over), named(t, b.under)
+		if !over.setup.steers() || under.setup.steers() || under.setup == plain {
+			t.Errorf("%s: %s over %s", b.title, over.setup, under.setup)
+		}
+		logs := over.setup.logs() == under.setup.logs() || strings.HasSuffix(b.title, "with none")
+		if !logs || over.path != under.path || over.body != under.body {
+			t.Errorf("%s: %+v over %+v", b.title, over, under)
+		}
+		if b.less != "" && named(t, b.less).setup != plain {
+			t.Errorf("%s: less %s", b.title, b.less)
+		}
+	}
+}
+
+// named is the piece of a name.
+func named(t *testing.T, name string) piece {
+	t.Helper()
+	i := slices.IndexFunc(pieces, func(p piece) bool { return p.name == name })
+	if i < 0 {
+		t.Fatalf("there is no piece %q", name)
+	}
+	return pieces[i]
+}
+
+// TestNetCPUPerRequest: of 1,000 requests at 400 a second, each has a 400th of what the
+// server uses in a second without any.
+func TestNetCPUPerRequest(t *testing.T) {
+	s := result{sent: 1000, p50: time.Millisecond, p99: 2 * time.Millisecond}.sample(300*time.Millisecond, 500*time.Millisecond)
+	s.net = s.netOf(0.02, 400)
+	want := sample{server: 300 * time.Microsecond, envoy: 500 * time.Microsecond, net: 250 * time.Microsecond, p50: time.Millisecond, p99: 2 * time.Millisecond}
+	if s != want {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+	if cpuOf(s) != float64(want.net) || grossOf(s) != float64(want.server) || p50Of(s) != float64(want.p50) {
+		t.Errorf("net %v, gross %v, p50 %v of %+v", cpuOf(s), grossOf(s), p50Of(s), s)
+	}
+}
+
+// TestTableTellsRatiosAndBars looks at whole lines of a table of seven equal rounds.
+func TestTableTellsRatiosAndBars(t *testing.T) {
+	tr := through{samples: map[cell][]sample{}, idle: map[setup][]float64{}}
+	for name, s := range map[string]sample{
+		"plain": {p50: 100}, "fairlead": {server: 900, net: 800, p50: 195}, "stock": {server: 1100, net: 1000, p50: 200},
+		"fairlead-logs": {server: 1200, net: 1150, p50: 220}, "stock-logs": {server: 1000, net: 1000, p50: 180},
+	} {
+		tr.samples[cell{name, 400}] = slices.Repeat([]sample{s}, 7)
+	}
+	text := (&table{
+		options: options{rounds: 7, searches: 3, rates: []float64{400}}, through: tr, commit: "abc1234", command: "go run .",
+		highest: map[string][]float64{"plain": {0, 2250, 1500}, "stock": {0, 0, 1500}},
+	}).markdown()
+	for _, want := range []string{
+		"`integration/bench` of commit abc1234 on ",
+		"| CPU: full decision, headers only, over the stock server | 400 | ≤ 0.90 | 0.80 (0.80 … 0.80) | 7 of 7 | held | 0.82 (0.82 … 0.82) | 7 of 7 | held |",
+		"over the stock server, which handles no logs | 400 | ≤ 1.10 | 1.15 (1.15 … 1.15) | 7 of 7 | missed | 1.20 (1.20 … 1.20) | 7 of 7 | missed |",
+		"| added p50: headers only, over the stock server | 400 | ≤ 1.05 | 0.95 (0.95 … 0.95) | 7 of 7 | held |",
+		"over the stock server, Envoy logging in both | 400 | ≤ 1.15 | 1.50 (1.50 … 1.50) | 7 of 7 | missed |",
+		"| no ext_proc | 1500 | < 1000 … 2250 |",
+		"| stock ext_proc, empty answer | < 1000 | < 1000 … 1500 |",
+		"Not searched: stock, GC tuned; ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+func TestCommitIsUnknownOutsideACheckout(t *testing.T) {
+	if got := commitOf(t.Context(), t.TempDir()); got != "unknown" {
+		t.Errorf("%q", got)
+	}
+	dir := t.TempDir()
+	git := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=x", "-c", "user.email=x@x.example"}, args...)...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %q: %v\n%s", args, err, out)
+		}
+	}
+	git("init", "-q")
+	git("commit", "-q", "--allow-empty", "-m", "first")
+	if got := commitOf(t.Context(), dir); !regexp.MustCompile("^[0-9a-f]{7,}$").MatchString(got) {
+		t.Errorf("%q is no commit", got)
 	}
 }
 

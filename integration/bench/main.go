@@ -84,7 +84,7 @@ func run(ctx context.Context, o options) error {
 	if o.profile != "" {
 		return profile(w, o.profile, 800, 10*time.Second)
 	}
-	t := &table{options: o, machine: thisMachine(), envoy: w.envoy.Version, command: "go run . " + strings.Join(os.Args[1:], " ")}
+	t := &table{options: o, machine: thisMachine(), envoy: w.envoy.Version, command: "go run . " + strings.Join(os.Args[1:], " "), commit: commitOf(ctx, ".")}
 	if t.through, err = w.rounds(ctx, o); err != nil {
 		return err
 	}

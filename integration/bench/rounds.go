@@ -53,7 +53,7 @@ func (w *world) rounds(ctx context.Context, o options) (through, error) {
 				if err != nil {
 					return t, err
 				}
-				s.net = s.server - time.Duration(idle[p.setup]/rate*float64(time.Second))
+				s.net = s.netOf(idle[p.setup], rate)
 				c := cell{p.name, rate}
 				t.samples[c] = append(t.samples[c], s)
 			}

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,12 +47,25 @@ func thisMachine() machine {
 	return m
 }
 
+// commitOf names the commit of the checkout that holds a folder, with "-dirty" where
+// files differ from it. Outside a checkout it is "unknown".
+func commitOf(ctx context.Context, dir string) string {
+	cmd := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty")
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
 // table is everything that was measured.
 type table struct {
 	options
 	machine   machine
 	envoy     string
 	command   string
+	commit    string
 	through   through
 	highest   map[string][]float64
 	decisions []decision
@@ -132,7 +148,8 @@ func (t *table) markdown() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# Benchmarks\n")
-	line("Written by `%s` in `integration/bench` on %s; run it again to have your own.\n", strings.TrimSpace(t.command), t.machine.at.Format(time.DateOnly))
+	line("Written by `%s` in `integration/bench` of commit %s on %s; run it again to have your own.\n",
+		strings.TrimSpace(t.command), t.commit, t.machine.at.Format(time.DateOnly))
 	line("Machine: %s, %d CPUs, %s. %s, Envoy %s with one worker, grpc-go %s.", t.machine.cpu, t.machine.cores, t.machine.kernel, runtime.Version(), t.envoy, t.machine.grpc)
 	line("Load, Envoy, upstream servers and the server under test share these CPUs, so the ratios mean more than the numbers.\n")
 	t.throughEnvoy(line)
@@ -212,18 +229,38 @@ func (t *table) highestRates(line func(string, ...any)) {
 		return
 	}
 	line("## Highest rate with p99 within %v\n", mostP99)
-	line("Open loop, %d B bodies, one Envoy worker; steps of %.0f %%, then the last step halved %d times; %d searches.\n", smallBody, 100*(coarseStep-1), fineSteps, t.searches)
+	line("Open loop, %d B bodies, one Envoy worker; steps of %.0f %%, then the last step halved %d times; %d searches.", smallBody, 100*(coarseStep-1), fineSteps, t.searches)
+	line("Each search begins at %d requests/s, the lowest rate that is tried; \"< %d\" says that this one failed already.", lowestRate, lowestRate)
+	line("Not searched: %s.\n", strings.Join(notSearched(), "; "))
 	line("| piece | requests/s, median | lowest … highest |")
 	line("|---|--:|--:|")
 	for _, name := range searched {
 		for _, p := range pieces {
 			if p.name == name {
 				i := medianOf(t.highest[name])
-				line("| %s | %.0f | %.0f … %.0f |", p.title, i.median, i.low, i.high)
+				line("| %s | %s | %s … %s |", p.title, rateText(i.median), rateText(i.low), rateText(i.high))
 			}
 		}
 	}
 	line("")
+}
+
+// rateText is a highest rate in words; below lowestRate none was tried.
+func rateText(rate float64) string {
+	if rate < lowestRate {
+		return fmt.Sprintf("< %d", lowestRate)
+	}
+	return digits(rate, 0)
+}
+
+// notSearched are the titles of the pieces whose highest rate is not looked for.
+func notSearched() (titles []string) {
+	for _, p := range pieces {
+		if !slices.Contains(searched, p.name) {
+			titles = append(titles, p.title)
+		}
+	}
+	return titles
 }
 
 // decided are the rows of the comparison of decisions.

@@ -287,11 +287,23 @@ func (w *world) measureOnce(p piece, rate float64, d time.Duration) (sample, err
 	if err != nil {
 		return sample{}, err
 	}
+	s := r.sample(server2-server, envoy2-envoy)
+	s.invalid = p.audit(r, counted2.since(counted), l.reason())
+	return s, nil
+}
+
+// sample is what a run cost each of its requests, of the CPU that the server and Envoy
+// used meanwhile.
+func (r result) sample(server, envoy time.Duration) sample {
 	n := time.Duration(max(1, r.sent))
-	return sample{
-		server: (server2 - server) / n, envoy: (envoy2 - envoy) / n, p50: r.p50, p99: r.p99,
-		invalid: p.audit(r, counted2.since(counted), l.reason()),
-	}, nil
+	return sample{server: server / n, envoy: envoy / n, p50: r.p50, p99: r.p99}
+}
+
+// netOf is the server's CPU per request without what it uses while nothing is asked:
+// idle, a share of one core, which at so many requests a second falls to each of them in
+// equal parts.
+func (s sample) netOf(idle, rate float64) time.Duration {
+	return s.server - time.Duration(idle/rate*float64(time.Second))
 }
 
 func (w *world) cpu(s setup) (server, envoy time.Duration, err error) {
