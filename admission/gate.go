@@ -166,7 +166,11 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	g.aways.unask(a.credential(), b.pool, b.now, b.now)
 	b.pool.leave(a.Level)
 	b.unfresh()
-	v.Refusal = g.refuse(c, &b, got.Reason, v.Standing)
+	why = got.Reason
+	if got.Transient && !got.Admitted { // what is told of the window is only a part's
+		why = ReasonLimiterDown
+	}
+	v.Refusal = g.refuse(c, &b, why, v.Standing)
 	c.mu.Unlock()
 	g.count.refused(&b, got.Reason)
 	return v
@@ -265,9 +269,9 @@ func (g *Gate) reserve(b *bid) Reservation {
 }
 
 // learn keeps what the limiter told for refusals that don't ask it, which are those for
-// concurrency.
+// concurrency. What is transient may be otherwise by then.
 func (g *Gate) learn(b *bid, c *client, got *Reservation) {
-	if b.cap == 0 || got.Requests.Limit <= 0 {
+	if b.cap == 0 || got.Requests.Limit <= 0 || got.Transient {
 		return
 	}
 	now := g.since(time.Time{})

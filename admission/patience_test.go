@@ -28,9 +28,9 @@ func (s *told) add(r Refusal) {
 	s.different[r.RetryAfter] = true
 }
 
-// TestARateLimitTellsNobodyToComeAfterItsTime: who waits long enough for the next window
-// is spread over what is left of its time, and no more; who doesn't is told not to come,
-// at a time of its own all the same.
+// TestARateLimitTellsNobodyToComeAfterItsTime: who waits long enough for the next window,
+// or for a limiter that was late, is spread over what is left of its time, and no more;
+// who doesn't is told not to come, at a time of its own all the same.
 func TestARateLimitTellsNobodyToComeAfterItsTime(t *testing.T) {
 	requests := Quota{Limit: 2, Window: time.Minute, Reset: 4 * time.Second} // slots 30 s apart
 	tokens := Quota{Limit: 600, Window: time.Minute, Reset: 4 * time.Second} // of 300 each
@@ -50,6 +50,10 @@ func TestARateLimitTellsNobodyToComeAfterItsTime(t *testing.T) {
 		{"no limiter, no time told", Reservation{Reason: ReasonLimiterDown}, 0, true, time.Second, 2 * time.Second},
 		{"no limiter, in time", Reservation{Reason: ReasonLimiterDown}, 1500 * time.Millisecond, true, time.Second, 1500 * time.Millisecond},
 		{"no limiter, too late", Reservation{Reason: ReasonLimiterDown}, 500 * time.Millisecond, false, time.Second, 2 * time.Second},
+		{"requests of a part, no time told", Reservation{Reason: ReasonRequests, Requests: requests, Transient: true}, 0, true, time.Second, 2 * time.Second},
+		{"requests of a part, in time", Reservation{Reason: ReasonRequests, Requests: requests, Transient: true}, 1500 * time.Millisecond, true, time.Second, 1500 * time.Millisecond},
+		{"requests of a part, too late", Reservation{Reason: ReasonRequests, Requests: requests, Transient: true}, 500 * time.Millisecond, false, time.Second, 2 * time.Second},
+		{"tokens of a part, in an hour", Reservation{Reason: ReasonTokens, Tokens: Quota{Limit: 600, Window: time.Hour, Reset: 59 * time.Minute}, Transient: true}, 0, true, time.Second, 2 * time.Second},
 	} {
 		got := told{again: row.again}
 		for seed := range uint64(200) {

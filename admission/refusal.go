@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// limiterWait is the shortest wait where no limiter counts; the longest is twice
-// as long, within which package ratelimit finds one that answers again.
+// limiterWait is the shortest wait where no limiter counts, or one that is late this
+// once has a replica refuse by its part; the longest is twice as long, within which
+// package ratelimit finds one that answers again.
 const limiterWait = time.Second
 
 // refuse finds what a refused client is told. The client is locked.

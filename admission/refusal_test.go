@@ -191,11 +191,12 @@ func TestRefusedByTheLimiterGivesItsPlaceBack(t *testing.T) {
 type window struct {
 	left, asked int
 	reset       time.Duration
+	transient   bool
 }
 
 func (w *window) Reserve(_ admission.LimitKey, r admission.Rates, _ fleet.Tokens, _ time.Time) admission.Reservation {
 	w.asked++
-	got := admission.Reservation{Admitted: w.left > 0, Reason: admission.ReasonAdmitted}
+	got := admission.Reservation{Admitted: w.left > 0, Reason: admission.ReasonAdmitted, Transient: w.transient}
 	if w.left--; !got.Admitted {
 		w.left, got.Reason = 0, admission.ReasonRequests
 	}
@@ -278,6 +279,17 @@ func TestWhoIsPastItsConcurrencyWaitsForAPlace(t *testing.T) {
 			w.left = 20
 			g.Cancel(ask(1, *now).ID)
 			g.Admit(ask(2, *now))
+		}},
+		"a part alone said that nothing is left": {40 * time.Second, func(g *admission.Gate, w *window, now *time.Time, _ func(fleet.Rate)) {
+			*now = now.Add(time.Millisecond)
+			w.left = 20
+			g.Cancel(ask(1, *now).ID)
+			g.Admit(ask(2, *now))
+			g.Cancel(ask(2, *now).ID)
+			*now = now.Add(time.Millisecond)
+			w.left, w.transient = 1, true
+			g.Admit(ask(3, *now))
+			g.Admit(ask(4, *now))
 		}},
 		"answers take longer": {time.Millisecond, func(*admission.Gate, *window, *time.Time, func(fleet.Rate)) {}},
 	} {

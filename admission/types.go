@@ -203,6 +203,8 @@ type Ticket struct {
 	Cost fleet.Tokens
 	// Local: taken from the replica's own part.
 	Local bool
+	// Shared: taken from a count in Redis that clients share.
+	Shared bool
 }
 
 // Reservation is a limiter's answer.
@@ -214,7 +216,11 @@ type Reservation struct {
 	// Requests and Tokens are what is left after it.
 	Requests, Tokens Quota
 	Local            bool
-	Ticket           Ticket
+	// Transient: the replica's own part decided alone, of a shared count that is not
+	// known to be away and did not say that the window is used up. It may decide
+	// otherwise within 2 s: a refusal does not hold until the window ends.
+	Transient bool
+	Ticket    Ticket
 }
 
 // Limiter counts requests and tokens per window.

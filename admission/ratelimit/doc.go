@@ -17,8 +17,8 @@
 //   - a refused request takes nothing;
 //   - tokens are settled, in both directions, only in the window they were
 //     reserved from;
-//   - tables are bounded, and a client that finds no room shares a count with
-//     others: nobody goes uncounted;
+//   - tables are bounded, and with them the keys in Redis; a client that finds no
+//     room shares a count with others: nobody goes uncounted;
 //   - while the shared count is away, replicas' parts of a limit add up to the
 //     limit.
 package ratelimit

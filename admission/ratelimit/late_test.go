@@ -281,7 +281,7 @@ func TestAFlappingServerCountsWhatWasAdmitted(t *testing.T) {
 	requests, tokens := counted(t, s, k, r)
 	spare := int64(0) // late questions that were refused alone, after which others were told of less
 	for _, m := range all {
-		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
+		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner, false)
 		spare += spareOf(s.MustDo(t, "GET", ledger))
 	}
 	if requests-spare != int64(admitted) || tokens != 500*int64(admitted) {
@@ -342,7 +342,7 @@ func TestManyAskersAndShortFreezesAreCountedOnce(t *testing.T) {
 	requests, tokens := counted(t, s, k, r)
 	spare := int64(0)
 	for _, m := range all {
-		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
+		_, ledger := claimOf(k, r, 0).key.redisNames(m.owner, false)
 		spare += spareOf(s.MustDo(t, "GET", ledger))
 	}
 	if n := admitted.Load(); requests-spare != n || tokens != cost*n {

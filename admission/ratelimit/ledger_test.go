@@ -146,7 +146,7 @@ func (w *world) settle(i int) {
 			return
 		}
 	}
-	count, _ := c.key.redisNames(0)
+	count, _ := c.key.redisNames(0, false)
 	if settle(w.t.Context(), w.client, []settlement{{count: count, end: t.End.UnixMilli(), delta: delta}}) != 1 {
 		w.t.Fatal("not settled")
 	}
@@ -156,7 +156,7 @@ func (w *world) settle(i int) {
 func (w *world) old() {
 	c := claimOf(w.k, w.r, int64(1+w.do("cost", 50)))
 	n := func(v int64) string { return strconv.FormatInt(v, 10) }
-	count, _ := c.key.redisNames(0)
+	count, _ := c.key.redisNames(0, false)
 	args := []string{"reserve", n(c.b.requests.limit), n(c.b.requests.window.Milliseconds()),
 		n(c.b.tokens.limit), n(c.b.tokens.window.Milliseconds()), n(c.cost), "0", "0", "0", "0", "0", "0", "0", "0"}
 	v, err := scriptWithoutLedgers.Exec(w.t.Context(), w.client, []string{count}, args).AsIntSlice()
@@ -185,7 +185,7 @@ func (w *world) step() {
 	}
 	if w.forgets && w.do("forgets", 8) == 0 {
 		c := claimOf(w.k, w.r, 0)
-		_, ledger := c.key.redisNames(w.replicas[w.do("ledger", len(w.replicas))].owner)
+		_, ledger := c.key.redisNames(w.replicas[w.do("ledger", len(w.replicas))].owner, false)
 		if err := w.client.Do(w.t.Context(), w.client.B().Del().Key(ledger).Build()).Error(); err != nil {
 			w.t.Fatal(err)
 		}
@@ -255,7 +255,7 @@ func (w *world) held() (requests, tokens, spare int64) {
 	}
 	var ends [2]int64
 	for _, m := range w.replicas {
-		count, ledger := c.key.redisNames(m.owner)
+		count, ledger := c.key.redisNames(m.owner, false)
 		if n, err := fmt.Sscan(get(count), &ends[0], &requests, &ends[1], &tokens); n != 4 {
 			w.t.Fatal(err)
 		}
@@ -463,7 +463,7 @@ type stating struct {
 func (s stating) ask(states statement) answer {
 	s.t.Helper()
 	q := &question{b: s.c.b, cost: s.c.cost, seen: s.seen, heard: s.heard, states: states}
-	q.count, q.ledger = s.c.key.redisNames(0)
+	q.count, q.ledger = s.c.key.redisNames(0, false)
 	ans, err := q.ask(s.t.Context(), s.client)
 	if err != nil {
 		s.t.Fatal(err)
@@ -550,7 +550,7 @@ func (s stating) turn(last answer) (ends counts) {
 	s.t.Helper()
 	ends.requests.end = last.requests.end + s.c.b.requests.window.Milliseconds()
 	ends.tokens.end = last.tokens.end + s.c.b.tokens.window.Milliseconds()
-	count, _ := s.c.key.redisNames(0)
+	count, _ := s.c.key.redisNames(0, false)
 	value := fmt.Sprintf("%d 0 %d 0", ends.requests.end, ends.tokens.end)
 	if err := s.client.Do(s.t.Context(), s.client.B().Set().Key(count).Value(value).Build()).Error(); err != nil {
 		s.t.Fatal(err)
@@ -611,7 +611,7 @@ func TestTokensThatComeBackDoNotFallBelowNothing(t *testing.T) {
 	s := newStating(t)
 	first := s.ask(statement{account: 1, epoch: 1, version: 1}) // late
 	s.expect(first, 1, 5)
-	count, _ := s.c.key.redisNames(0)
+	count, _ := s.c.key.redisNames(0, false)
 	if n := settle(t.Context(), s.client, []settlement{{count: count, end: first.tokens.end, delta: -3}}); n != 1 {
 		t.Fatal("not settled")
 	}
@@ -648,7 +648,7 @@ func TestALostLedgerIsKnownByWhatWasAnswered(t *testing.T) {
 	s := newStating(t)
 	first := s.ask(statement{account: 1, epoch: 1, version: 1})
 	s.expect(first, 1, 5)
-	_, ledger := s.c.key.redisNames(0)
+	_, ledger := s.c.key.redisNames(0, false)
 	if err := s.client.Do(t.Context(), s.client.B().Del().Key(ledger).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
@@ -663,13 +663,14 @@ func TestALostLedgerIsKnownByWhatWasAnswered(t *testing.T) {
 	s.expect(s.ask(of(2, 1, 2, 0)), 3, 15)
 }
 
-// TestAClientWithoutAnAccountIsCountedWithoutALedger: it found no room.
-func TestAClientWithoutAnAccountIsCountedWithoutALedger(t *testing.T) {
+// TestWhatIsAskedWithoutAnAccountIsCountedWithoutALedger, and says that what ledgers hold
+// is not the whole count.
+func TestWhatIsAskedWithoutAnAccountIsCountedWithoutALedger(t *testing.T) {
 	s := newStating(t)
 	s.expect(s.ask(statement{}), 1, 5)
 	s.expect(s.ask(statement{account: 1, epoch: 1, version: 1}), 2, 10)
 	s.expect(s.ask(statement{}), 3, 15)
-	_, ledger := s.c.key.redisNames(0)
+	_, ledger := s.c.key.redisNames(0, false)
 	if n, err := s.client.Do(t.Context(), s.client.B().Del().Key(ledger).Build()).AsInt64(); n != 1 || err != nil {
 		t.Errorf("%d ledgers, %v; want that of the account", n, err)
 	}
@@ -683,16 +684,16 @@ func TestAClientWithoutAnAccountIsCountedWithoutALedger(t *testing.T) {
 func TestAnAccountInUseIsKept(t *testing.T) {
 	m := lonely(fleet.OnErrorLocal, 1, 0)
 	m.seen = newTable(shards)
-	m.seen.unshared = true
+	m.seen.accounts = true
 	r := admission.Rates{Requests: per(10, time.Hour), Tokens: per(10, time.Hour)}
-	ask := func(i int, at time.Time) *question {
-		c := claimOf(client(strconv.Itoa(i)), r, 1)
-		c.now = at.UnixNano()
-		return m.question(c)
-	}
 	kept := func(first int, at time.Time) (all []*question) {
 		for i := range 1000 {
-			if q := ask(first+i, at); q.account != nil {
+			c := claimOf(client(strconv.Itoa(first+i)), r, 1)
+			c.now = at.UnixNano()
+			q := m.question(c)
+			if c.shared {
+				q.end(nil)
+			} else {
 				all = append(all, q)
 			}
 		}
@@ -700,7 +701,7 @@ func TestAnAccountInUseIsKept(t *testing.T) {
 	}
 	asking := kept(0, start)
 	if len(asking) != shards {
-		t.Errorf("%d clients have an account, want %d", len(asking), shards)
+		t.Errorf("%d clients have an account of their own, want %d", len(asking), shards)
 	}
 	later := start.Add(2 * time.Hour)
 	if n := len(kept(1000, later)); n != 0 {
@@ -756,7 +757,7 @@ func TestWhatWasHeardWithARefusalIsRestoredOnlyWhereTheCountIsMissing(t *testing
 	s.expect(first, 1, 5)
 	s.seen.requests, s.heard = count{end: first.requests.end, used: 1}, 40
 	s.expect(s.ask(statement{}), 2, 10)
-	count, _ := s.c.key.redisNames(0)
+	count, _ := s.c.key.redisNames(0, false)
 	old := fmt.Sprintf("%d 60 %d 0", first.requests.end-s.c.b.requests.window.Milliseconds(), first.tokens.end)
 	for _, c := range []rueidis.Completed{
 		s.client.B().Del().Key(count).Build(),
@@ -808,7 +809,7 @@ func TestTwoEpochsMayBeOpen(t *testing.T) {
 // TestWhatIsNoLedgerIsReplaced as what is no count is.
 func TestWhatIsNoLedgerIsReplaced(t *testing.T) {
 	s := newStating(t)
-	_, ledger := s.c.key.redisNames(0)
+	_, ledger := s.c.key.redisNames(0, false)
 	for i, value := range []string{"", "what is this", string(make([]byte, 16*8)), "\xff" + string(make([]byte, 16*8-2)) + "\xff"} {
 		if err := s.client.Do(t.Context(), s.client.B().Set().Key(ledger).Value(value).Build()).Error(); err != nil {
 			t.Fatal(err)

@@ -2,7 +2,7 @@
 -- all replicas share:
 --   "<end of the request window> <requests> <end of the token window> <tokens>"
 -- KEYS[2] is the ledger of the replica that asks: what of that count is its doing. It
--- is missing where the caller keeps no account of the client.
+-- is missing where the caller asks apart from its account, or has none: a probe.
 -- Ends are in ms since the Unix epoch by the server's clock, which alone decides
 -- in which window a request falls. Works from Redis 6.2 on.
 
@@ -37,8 +37,8 @@ local
   -- the ends of the windows of which the caller has seen something used, and what;
   -- of requests, by who was admitted, and as it last heard, by anybody;
   seen_r, used_r, heard_r, seen_t, used_t,
-  -- and the caller's statement: its account's number; this question's epoch, 0 if the
-  -- caller keeps no account of the client; the last epoch of which it knows how each
+  -- and the caller's statement: its account's number; this question's epoch, 0 if it
+  -- is asked without an account; the last epoch of which the caller knows how each
   -- question ended; the statement's version; the last version that was acknowledged;
   account, epoch, closed, version, acknowledged,
   -- of requests and of tokens: the end of the window that it is about; all that the

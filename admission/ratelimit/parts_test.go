@@ -347,7 +347,7 @@ func TestWhatIsToldWithARefusedRequestIsKept(t *testing.T) {
 		t.Helper()
 		c := claimOf(k, r, 1)
 		q := &question{b: c.b, cost: 1}
-		q.count, q.ledger = c.key.redisNames(1)
+		q.count, q.ledger = c.key.redisNames(1, false)
 		version++
 		q.states = statement{
 			account: 1, epoch: 1, version: version,
@@ -407,7 +407,7 @@ func TestCountsExpireWithTheirWindows(t *testing.T) {
 				}
 				eventually(t, "it is settled", func() bool { return m.Counters().Settled > before })
 			}
-			count, ledger := claimOf(k, r, 0).key.redisNames(m.owner)
+			count, ledger := claimOf(k, r, 0).key.redisNames(m.owner, false)
 			for _, key := range []string{count, ledger} {
 				left, err := strconv.ParseInt(s.MustDo(t, "PTTL", key), 10, 64)
 				if err != nil {

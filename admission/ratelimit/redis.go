@@ -41,6 +41,8 @@ const (
 	openFor    = 100 * time.Millisecond
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = time.Second
+	// awayAfter is how long a server is not asked before it counts as away for longer.
+	awayAfter = 2 * time.Second
 
 	// processes is how many ledgers beside a count one shard may have. While a fleet is
 	// updated two processes of a shard may run, and with one ledger each would forget
@@ -97,6 +99,13 @@ type Options struct {
 // client and limit, of some 150 bytes, and one for each replica that asks about
 // them, of some 250, or up to 16 where it begins anew within a window; they expire with their windows.
 //
+// A replica asks about 65,536 clients, each counted once for every limit that it is
+// subject to, so keys are bounded too. Where it has no room for another, it asks about one
+// of 32 counts of the limit, by the client's hash, which all replicas use for such clients;
+// one count admits no more and tells no value twice, whoever shares it. A client that
+// some replicas have room for and others don't is counted in two: it may be admitted twice
+// its limit in a window, no more, and be told a value by each.
+//
 // Methods may be called at once from many goroutines.
 type Redis struct {
 	redis   fleet.Redis
@@ -105,6 +114,7 @@ type Redis struct {
 	log     *slog.Logger
 	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
 	link    atomic.Pointer[link] // nil: the server is not asked
+	lost    atomic.Int64         // when the breaker opened that was closed, in ns since own.base; 0: never
 	tripped chan struct{}        // has room for one: the breaker opened
 	asking  chan struct{}
 	settles chan settlement
@@ -147,7 +157,7 @@ func NewRedis(o Options) *Redis {
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
-	m.seen.unshared = true
+	m.seen.accounts = true
 	m.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Interval:     tripWindow,
 		BucketPeriod: tripWindow / 10,
@@ -159,7 +169,9 @@ func NewRedis(o Options) *Redis {
 			if to != gobreaker.StateOpen {
 				return
 			}
-			m.link.Store(nil)
+			if m.link.Swap(nil) != nil { // else a probe failed
+				m.lost.Store(int64(time.Since(m.own.base)))
+			}
 			select { // it runs under the breaker's lock: wake and be gone
 			case m.tripped <- struct{}{}:
 			default:
@@ -181,7 +193,7 @@ type Counters struct {
 	Dropped  uint64 // settlements that it did not
 	Connects uint64 // times it answered after it had not
 	Failures uint64 // times it was lost, or a try to reach it failed
-	Sharing  uint64 // counts of this replica begun for clients who share one, for want of room
+	Sharing  uint64 // counts begun for clients who share one, for want of room
 	Up       bool   // it is asked
 }
 
@@ -191,7 +203,8 @@ func (m *Redis) Counters() Counters {
 	return Counters{
 		Calls: c.calls.Load(), Errors: c.errors.Load(), Timeouts: c.timeouts.Load(), Busy: c.busy.Load(),
 		Local: c.local.Load(), Clamps: c.clamps.Load(), Settled: c.settled.Load(), Dropped: c.dropped.Load(),
-		Connects: c.connects.Load(), Failures: c.failures.Load(), Sharing: m.own.clients.sharing.Load(), Up: m.link.Load() != nil,
+		Connects: c.connects.Load(), Failures: c.failures.Load(), Up: m.link.Load() != nil,
+		Sharing: max(m.own.clients.sharing.Load(), m.seen.sharing.Load()), // the tables fill alike
 	}
 }
 
@@ -215,7 +228,7 @@ func (m *Redis) Reserve(k admission.LimitKey, r admission.Rates, cost fleet.Toke
 		m.alone(c, &k, &a)
 	}
 	if !a.Ticket.End.IsZero() {
-		a.Ticket.Key, a.Ticket.Rates, a.Ticket.Cost, a.Ticket.Local = k, r, cost, a.Local
+		a.Ticket.Key, a.Ticket.Rates, a.Ticket.Cost, a.Ticket.Local, a.Ticket.Shared = k, r, cost, a.Local, c.shared
 	}
 	return a
 }
@@ -225,6 +238,8 @@ type claim struct {
 	key  key
 	b    budgets
 	cost int64
+	// shared: the server counts it, or is told of it, where clients share a count.
+	shared bool
 	// In ns since the Unix epoch: by this replica's clock, and by the server's as
 	// far as it is known.
 	here, now int64
@@ -277,13 +292,13 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 // question returns what is asked. Its account waits for its end.
 func (m *Redis) question(c *claim) *question {
 	q := &question{b: c.b, cost: c.cost}
-	q.count, q.ledger = c.key.redisNames(m.owner)
-	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
-		q.account = e.account
-		q.states = e.account.begin(&c.b)
-		q.seen, q.heard = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
-		s.mu.RUnlock()
-	}
+	e, s, _ := m.seen.hold(&c.key, c.now)
+	c.shared = e.shared
+	q.account = e.account
+	q.states = e.account.begin(&c.b)
+	q.seen, q.heard = e.counts(&c.b) // after begin: it holds all that answers of closed epochs said
+	s.mu.RUnlock()
+	q.count, q.ledger = c.key.redisNames(m.owner, c.shared)
 	return q
 }
 
@@ -291,7 +306,6 @@ func (m *Redis) question(c *claim) *question {
 // time. What the answer says must have been learned.
 func (q *question) end(ans *answer) {
 	switch {
-	case q.account == nil: // it found no room
 	case q.apart:
 		q.account.apart(&q.states)
 	case ans == nil:
@@ -330,17 +344,16 @@ func (m *Redis) learn(c *claim, ans *answer) {
 		m.counts.clamps.Add(1)
 	}
 	w := ans.windows(&c.b)
-	if e, s, _ := m.seen.hold(&c.key, c.now); e != nil {
-		// Requests that only the refused are told of may be nobody's, and taken back.
-		if ans.reason == admission.ReasonAdmitted {
-			e.requests.raise(w.requests, ans.requests.used)
-		}
-		if ans.reason != admission.ReasonTokens {
-			e.heard.set(w.requests, ans.requests.used)
-		}
-		e.tokens.set(w.tokens, ans.tokens.used)
-		s.mu.RUnlock()
+	e, s, _ := m.seen.hold(&c.key, c.now)
+	// Requests that only the refused are told of may be nobody's, and taken back.
+	if ans.reason == admission.ReasonAdmitted {
+		e.requests.raise(w.requests, ans.requests.used)
 	}
+	if ans.reason != admission.ReasonTokens {
+		e.heard.set(w.requests, ans.requests.used)
+	}
+	e.tokens.set(w.tokens, ans.tokens.used)
+	s.mu.RUnlock()
 	if ans.reason == admission.ReasonAdmitted {
 		m.own.clients.note(c, w)
 	}
@@ -360,9 +373,6 @@ func (ans *answer) windows(b *budgets) (w windows) {
 // note counts an admission that somebody else decided.
 func (t *table) note(c *claim, w windows) {
 	e, s, _ := t.hold(&c.key, c.now)
-	if e == nil {
-		return
-	}
 	defer s.mu.RUnlock()
 	if c.b.requests.limited() {
 		e.requests.note(w.requests, 1)
@@ -414,6 +424,7 @@ func (m *Redis) alone(c *claim, k *admission.LimitKey, a *admission.Reservation)
 		}
 	default:
 		a.Reason = m.usedUp(c)
+		a.Transient = a.Reason == admission.ReasonAdmitted && !m.away()
 		m.own.reserve(a, k, m.part(c.b), c.cost, c.now)
 		if a.Reason == admission.ReasonRequests {
 			a.Requests.Remaining = 0 // of the limit; of the part there may be some
@@ -424,13 +435,18 @@ func (m *Redis) alone(c *claim, k *admission.LimitKey, a *admission.Reservation)
 	}
 }
 
+// away says that the server has not been asked for longer than it takes to find one
+// that answers again after some late answers.
+func (m *Redis) away() bool {
+	lost := m.lost.Load()
+	return m.link.Load() == nil && (lost == 0 || time.Since(m.own.base)-time.Duration(lost) >= awayAfter)
+}
+
 // owe has the server told of what was admitted alone.
 func (m *Redis) owe(c *claim) {
 	e, s, _ := m.seen.hold(&c.key, c.now)
-	if e == nil {
-		return
-	}
 	defer s.mu.RUnlock()
+	c.shared = e.shared
 	e.account.admit(c.key.at(c.now), 1, c.cost)
 }
 
@@ -509,7 +525,7 @@ func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
 		return
 	}
 	select {
-	case m.settles <- settlement{count: string(k.appendName(nil, -1)), end: t.End.UnixMilli(), delta: delta}:
+	case m.settles <- settlement{count: string(k.appendName(nil, -1, t.Shared)), end: t.End.UnixMilli(), delta: delta}:
 	default:
 		m.counts.dropped.Add(1)
 	}

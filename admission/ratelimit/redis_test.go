@@ -367,6 +367,11 @@ func TestServerSlowerThanTheDeadlineIsNotUsed(t *testing.T) {
 	if c := m.Counters(); c.Timeouts < tripAfter || c.Calls > tripAfter {
 		t.Errorf("%+v", c)
 	}
+	lost, failures := m.lost.Load(), m.Counters().Failures
+	eventually(t, "probes are late too", func() bool { return m.Counters().Failures > failures+2 })
+	if now := m.lost.Load(); lost == 0 || now != lost {
+		t.Errorf("lost %d ns after it was made, and %d after some probes; want it lost once", lost, now)
+	}
 	late.Store(false)
 	up(t, m)
 }
@@ -705,7 +710,7 @@ func TestLostCountsAreRestored(t *testing.T) {
 
 func name(k admission.LimitKey, r admission.Rates) string {
 	id := key{limit: k.Limit, client: k.Client, requests: r.Requests.Window, tokens: r.Tokens.Window}
-	return string(id.appendName(nil, -1))
+	return string(id.appendName(nil, -1, false))
 }
 
 func TestServersWindowBeginsAnew(t *testing.T) {
@@ -775,8 +780,13 @@ func TestNamesOfCountsKeepAClientOnOneNodeOfACluster(t *testing.T) {
 	k := key{limit: "per {team}", client: admission.Client{0xab, 0xcd}, requests: time.Minute, tokens: 24 * time.Hour}
 	const want = "fairlead:limit:{abcd0000000000000000000000000000}:60:86400:per {team}"
 	const wantLedger = "fairlead:limit:{abcd0000000000000000000000000000}/17:60:86400:per {team}"
-	if count, ledger := k.redisNames(17); count != want || ledger != wantLedger {
+	if count, ledger := k.redisNames(17, false); count != want || ledger != wantLedger {
 		t.Errorf("got %s and %s, want %s and %s", count, ledger, want, wantLedger)
+	}
+	const wantShared = "fairlead:limit:{shared:11}:60:86400:per {team}"
+	const wantSharedLedger = "fairlead:limit:{shared:11}/17:60:86400:per {team}"
+	if count, ledger := k.redisNames(17, true); count != wantShared || ledger != wantSharedLedger {
+		t.Errorf("got %s and %s, want %s and %s", count, ledger, wantShared, wantSharedLedger)
 	}
 }
 
@@ -854,7 +864,7 @@ func TestASlotThatMovesIsCountedAllTheSame(t *testing.T) {
 		from.MustDo(t, "MIGRATE", "127.0.0.1", strconv.Itoa(to.Port), key, "0", "10000")
 	}
 	ledgerOf := func(limit string) string {
-		_, ledger := claimOf(keys[limit], r, 0).key.redisNames(m.owner)
+		_, ledger := claimOf(keys[limit], r, 0).key.redisNames(m.owner, false)
 		return ledger
 	}
 	move(name(keys["the count has"], r))

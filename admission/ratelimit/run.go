@@ -122,7 +122,7 @@ func (m *Redis) probe(ctx context.Context, l *link, limit time.Duration) error {
 	defer cancel()
 	k := key{limit: "probe", requests: time.Second}
 	q := question{b: budgets{requests: budget{limit: maxUsed, window: time.Second}}}
-	q.count, q.ledger = k.redisNames(m.owner)
+	q.count, q.ledger = k.redisNames(m.owner, false)
 	_, err := q.ask(ctx, l.client)
 	return err
 }

@@ -29,19 +29,24 @@ var script = rueidis.NewLuaScript(limitLua)
 //
 // with windows in seconds. The braces are a cluster's hash tag: all that belongs to
 // a client lies on one node. The limit's name comes last, since it may hold anything.
-func (k *key) redisNames(owner int64) (count, ledger string) {
+// Of a count that clients share, shared:<place> stands instead of the hash.
+func (k *key) redisNames(owner int64, shared bool) (count, ledger string) {
 	b := make([]byte, 0, 256)
-	b = k.appendName(b, -1)
+	b = k.appendName(b, -1, shared)
 	n := len(b)
-	both := string(k.appendName(b, owner))
+	both := string(k.appendName(b, owner, shared))
 	return both[:n], both[n:]
 }
 
 // appendName appends the name of the count, or of an owner's ledger if that is not
 // below 0.
-func (k *key) appendName(b []byte, owner int64) []byte {
+func (k *key) appendName(b []byte, owner int64, shared bool) []byte {
 	b = append(b, "fairlead:limit:{"...)
-	b = hex.AppendEncode(b, k.client[:])
+	if shared {
+		b = strconv.AppendInt(append(b, "shared:"...), int64(k.place()), 10)
+	} else {
+		b = hex.AppendEncode(b, k.client[:])
+	}
 	b = append(b, '}')
 	if owner >= 0 {
 		b = append(b, '/')

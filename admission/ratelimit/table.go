@@ -30,7 +30,8 @@ type entry struct {
 	// the requests, also to who was refused; requests is then the most that who was
 	// admitted was told.
 	heard   counter
-	account *account // in a table that is unshared; else nil
+	account *account // in a table with accounts; else nil
+	shared  bool     // by clients that found no room
 }
 
 // windows of a key at one moment, by their numbers; 0 where not limited.
@@ -66,9 +67,11 @@ func (e *entry) over(k *key, w windows) bool {
 type table struct {
 	seed maphash.Seed // so that nobody can choose which clients meet in a shard
 	room int          // clients in a shard
-	// unshared: a client that finds no room has no entry at all, and each entry has an
-	// account. For what is said about one client and must not be said about another.
-	unshared bool
+	// accounts: each entry has an account, and stands for a count that replicas share.
+	// So clients must meet in the same shards in all of them, and that goes by their
+	// hash alone. Who looks for made-up ones that meet in one fills that with a 32nd
+	// of the clients that fill all; whom else it holds takes a credential to tell.
+	accounts bool
 	sharing  atomic.Uint64 // shared entries that were begun
 	shards   [shards]shard
 }
@@ -94,12 +97,18 @@ func newTable(clients int) *table {
 }
 
 func (t *table) shard(k *key) *shard {
+	if t.accounts {
+		return &t.shards[k.place()]
+	}
 	return &t.shards[maphash.Bytes(t.seed, k.client[:])%shards]
 }
 
+// place is the number of the shared count that takes the client in where it finds no
+// room, in every replica: 0 … 31.
+func (k *key) place() int { return int(k.client[0]) % shards }
+
 // hold returns the entry of k and the time that counts for it, with the shard
-// read-locked: an entry is never dropped while somebody counts in it. In a table
-// that is unshared it may return nil, with nothing locked.
+// read-locked: an entry is never dropped while somebody counts in it.
 func (t *table) hold(k *key, now int64) (*entry, *shard, int64) {
 	s := t.shard(k)
 	for {
@@ -110,11 +119,8 @@ func (t *table) hold(k *key, now int64) (*entry, *shard, int64) {
 		}
 		s.mu.RUnlock()
 		s.mu.Lock()
-		placed := s.place(k, max(now, s.swept), t)
+		s.place(k, max(now, s.swept), t)
 		s.mu.Unlock()
-		if !placed {
-			return nil, nil, now
-		}
 	}
 }
 
@@ -160,38 +166,37 @@ func (k *key) anyone() key {
 	return shared
 }
 
-// place makes sure that k has an entry to count in, and says whether it does.
-func (s *shard) place(k *key, now int64, t *table) bool {
+// place makes sure that k has an entry to count in.
+func (s *shard) place(k *key, now int64, t *table) {
 	w := k.at(now)
 	if e := s.clients[*k]; e != nil {
 		s.clients[*k] = e.renewed(k, w)
-		return true
+		return
 	}
 	shared := k.anyone()
 	if e := s.shared[shared]; e != nil {
 		if !e.over(&shared, w) {
 			s.shared[shared] = e.renewed(k, w)
-			return true
+			return
 		}
 		delete(s.shared, shared)
 	}
 	if len(s.clients) >= t.room {
 		s.sweep(now)
 	}
-	switch {
-	case len(s.clients) < t.room:
-		e := fresh(k, w, back)
-		if t.unshared {
-			e.account = newAccount()
-		}
+	var e *entry
+	if len(s.clients) < t.room {
+		e = fresh(k, w, back)
 		s.clients[*k] = e
-	case t.unshared:
-		return false
-	default:
-		s.shared[shared] = fresh(k, w, 0) // it counts from now on
+	} else {
+		e = fresh(k, w, 0) // it counts from now on
+		e.shared = true
+		s.shared[shared] = e
 		t.sharing.Add(1)
 	}
-	return true
+	if t.accounts {
+		e.account = newAccount()
+	}
 }
 
 // sweep drops what is over, at most once a second: no window is shorter.
@@ -232,7 +237,7 @@ func (e *entry) renewed(k *key, w windows) *entry {
 		return e
 	}
 	c := fresh(k, w, back)
-	c.account = e.account
+	c.account, c.shared = e.account, e.shared
 	c.requests.renew(&e.requests, w.requests)
 	c.heard.renew(&e.heard, w.requests)
 	c.tokens.renew(&e.tokens, w.tokens)

@@ -72,30 +72,31 @@ func TestClientThatSharedACountGetsNoSecondWindow(t *testing.T) {
 	expect(t, m.Reserve(k, long, 0, start.Add(time.Hour)), admission.ReasonAdmitted, 2)
 }
 
-func TestAnUnsharedTableForgetsRatherThanMixes(t *testing.T) {
+// TestClientsWithoutRoomShareOneAccount: they are one to the server, and it is told of
+// all that was admitted of them.
+func TestClientsWithoutRoomShareOneAccount(t *testing.T) {
 	table := newTable(shards)
-	table.unshared = true
-	a, b := newKeys(table)
-	if e, s, _ := table.hold(a, 0); e == nil {
-		t.Fatal("no room for the first")
-	} else {
-		e.requests.note(a.at(0).requests, 1) // it counts, so it stays
+	table.accounts = true
+	hold := func(client, rest byte) *entry {
+		k := key{client: admission.Client{client, rest}, requests: time.Hour}
+		e, s, _ := table.hold(&k, 0)
+		e.requests.note(k.at(0).requests, 1) // it counts, so it stays
 		s.mu.RUnlock()
+		return e
 	}
-	if e, s, _ := table.hold(b, 0); e != nil {
-		s.mu.RUnlock()
-		t.Error("two clients share an entry")
+	first, second := hold(3, 0), hold(3+shards, 0)
+	if first.shared || !second.shared || second.account == nil || second.account == first.account {
+		t.Errorf("the first has %+v, the second %+v; want one of its own and a shared one, each with an account", first, second)
 	}
-}
-
-// newKeys are two clients of one shard.
-func newKeys(t *table) (a, b *key) {
-	make := func(i byte) *key { return &key{client: admission.Client{i}, requests: time.Hour} }
-	a = make(0)
-	for i := byte(1); ; i++ {
-		if b = make(i); t.shard(a) == t.shard(b) {
-			return a, b
-		}
+	if e := hold(3, 1); e != second {
+		t.Errorf("a third has %+v; want the one that is shared", e)
+	}
+	if e := hold(4, 0); e.shared {
+		t.Error("a client of another place shares though there is room")
+	}
+	e := second.renewed(&key{requests: time.Hour}, windows{requests: maxOffset + 1})
+	if e == second || !e.shared || e.account != second.account {
+		t.Errorf("renewed, it is %+v; want it shared, with its account", e)
 	}
 }
 
