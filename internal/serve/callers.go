@@ -19,16 +19,18 @@ const (
 	// takenAfter is how long an attempt runs that is taken: a refusal is quick. Where the
 	// last one was not, twice as long as that.
 	takenAfter = 500 * time.Millisecond
-	// mostBegun bounds the attempts that are waited for so long; begunFor is for how long,
-	// then Envoy's heartbeat tells, or its log is away.
+	// mostBegun bounds the attempts that are waited for so long, mostOfOne those of a client,
+	// which may change its credential with each; begunFor is for how long, then Envoy's
+	// heartbeat tells, or its log is away.
 	mostBegun = 8
+	mostOfOne = 2
 	begunFor  = 20 * time.Second
 	// mostRepeated clients that were known to be limited show that all are, if nobody was
 	// taken of late.
 	mostRepeated = 16
 	// takenLately is for how long a request that a server took shows that not all are
-	// limited, and one that a server of the pool took that its client is not. It is longer
-	// than others are kept out by two that are told so.
+	// limited, and that it takes its client, unless it told that one to stay away as lately.
+	// It is longer than others are kept out by two that are told so.
 	takenLately = 5 * time.Second
 )
 
@@ -85,8 +87,11 @@ type closing struct {
 //
 // One server of several may shed load for itself, and the others take whom it sent away: it
 // is closed as long as it says, but where it takes other clients for two seconds by the
-// first that is told so, and so on. A client that no server of the pool takes, and that
-// one tells so again, or half of them do, is limited, as by a pool's only server.
+// first that is told so, and so on. A client that half of them tell so, or that one tells so
+// again and none takes, is limited, as by a pool's only server.
+//
+// A credential that no server of the pool ever took may be made up, another one with each
+// request. Where others are taken of late it shows nothing of them, and closes nothing.
 func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) closing {
 	told := toldBy(o)
 	c.take(o.At)
@@ -96,20 +101,23 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 		}
 		return told
 	}
+	c.refusedIn = o.Duration
 	known := c.words.client(asker)
 	before := known.word(c)
-	n, news := c.tell(o, asker, before)
+	again := repeats(o, before, known.began)
 	taken := several(&c.taken, asker, o.At)
 	alone, until := others == 0, o.At.Add(told.all)
-	if !alone {
-		if alone, until = c.limited(known, o.At, until, others); !taken {
-			alone = false
-		}
-		news = news || !alone && !repeats(o, before, known.began)
+	if others > 0 {
+		alone, until = c.limited(known, asker, o.At, until, others)
+	}
+	n, news := 1, false
+	if madeUp := known.began.IsZero() && c.takesBeside(asker, o.At); !madeUp {
+		n, news = c.tell(o, asker, before)
+		news = news || !alone && !again
 	}
 	known.tell(c, o.At, o.At.Add(told.all))
 	out := closing{guessed: true, said: told.said}
-	if alone || !news {
+	if alone || again && !news {
 		out.asker = until.Sub(o.At)
 	}
 	switch {
@@ -131,23 +139,33 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 }
 
 // limited reports whether half of a pool's servers that are in service, two at least, tell
-// a client to stay away now that this one does so until then, and none takes it; and until
-// when it is to, which is when the first of them wants it again.
-func (c *callers) limited(known *clientWords, now, until time.Time, others int) (bool, time.Time) {
-	n := 1
-	for _, w := range known.by {
-		if w.from != c && !w.from.gone && !w.since && w.until.After(now) {
-			n, until = n+1, sooner(until, w.until)
+// a client to stay away now that this one does so until then, while they take others, and
+// fewer take it; and until when it is to, which is when the first of them wants it again.
+func (c *callers) limited(known *clientWords, asker admission.Client, now, until time.Time, others int) (bool, time.Time) {
+	if !c.takesBeside(asker, now) {
+		return false, until
+	}
+	tell, take := 1, 0
+	for i := range known.by {
+		w := &known.by[i]
+		switch {
+		case w.from == c || w.from.gone:
+		case w.tells(now) && w.from.takesBeside(asker, now):
+			if tell++; w.until.After(now) {
+				until = sooner(until, w.until)
+			}
+		case now.Sub(w.began) < takenLately:
+			take++
 		}
 	}
-	return n > 1 && 2*n > others && !known.began.After(now.Add(-takenLately)), until
+	return tell > 1 && 2*tell > others && tell > take, until
 }
 
 // repeats reports whether a server told a client to stay away that had come after it was
 // told so before and of which no server of the pool, since shortly before that, took a
 // request: the last that one did began then.
-func repeats(o *fleet.Outcome, before *word, began time.Time) bool {
-	return before != nil && !o.At.Add(-o.Duration).Before(before.at.Add(reopenEarly)) && !began.After(before.at.Add(-takenLately))
+func repeats(o *fleet.Outcome, before word, began time.Time) bool {
+	return !before.at.IsZero() && !o.At.Add(-o.Duration).Before(before.at.Add(reopenEarly)) && !began.After(before.at.Add(-takenLately))
 }
 
 // tell notes that a client was told to stay away, as it was before, and returns how many
@@ -155,12 +173,11 @@ func repeats(o *fleet.Outcome, before *word, began time.Time) bool {
 // before the last closing was in force shows what that one did. Those that were told so
 // before are kept out already; only where hardly anybody else is left to ask do they show
 // what the first of them did.
-func (c *callers) tell(o *fleet.Outcome, asker admission.Client, before *word) (n int, news bool) {
-	c.refusedIn = o.Duration
+func (c *callers) tell(o *fleet.Outcome, asker admission.Client, before word) (n int, news bool) {
 	switch {
 	case slices.Contains(c.turned, asker):
 		return len(c.turned), len(c.turned) == mostTurned
-	case before != nil && o.At.Sub(before.until) < othersFor && (len(c.turned) == 0 || before.at.Before(c.turnedAt)) && !c.repeat(o, asker):
+	case o.At.Sub(before.until) < othersFor && (len(c.turned) == 0 || before.at.Before(c.turnedAt)) && !c.repeat(o, asker):
 		return 1, false
 	case len(c.turned) == 0:
 		c.turned, c.turnedAt = append(c.turned, asker), o.At
@@ -193,8 +210,17 @@ func (c *callers) serves(o *fleet.Outcome, asker admission.Asker) {
 // starts takes that an attempt of a client reached the server.
 func (c *callers) starts(o *fleet.Outcome, asker admission.Asker) {
 	c.take(o.At)
-	if asker == (admission.Asker{}) || len(c.begun) == mostBegun || slices.ContainsFunc(c.begun, func(b begun) bool { return b.of == asker }) {
+	if asker == (admission.Asker{}) || len(c.begun) == mostBegun {
 		return
+	}
+	ofOne := 0
+	for _, b := range c.begun {
+		if b.of.Client == asker.Client {
+			ofOne++
+		}
+		if b.of == asker || ofOne == mostOfOne {
+			return
+		}
 	}
 	c.begun = append(c.begun, begun{o.ID, asker, o.At})
 }
@@ -250,6 +276,11 @@ func (c *callers) others(at time.Time) bool {
 		}
 	}
 	return false
+}
+
+// takesBeside reports whether the server took another client than one within takenLately.
+func (c *callers) takesBeside(one admission.Client, now time.Time) bool {
+	return now.Sub(c.taken.besides(one)) < takenLately
 }
 
 // several reports whether one is beside others whom the server takes.

@@ -44,6 +44,8 @@ type key struct {
 	answers time.Duration // how long its answers take
 	think   time.Duration // between two requests of a worker
 	spent   bool          // it has used up its limit
+	made    bool          // each of its requests shows another credential, which none takes
+	begins  time.Duration
 	served  int
 	refused int           // by Fairlead
 	vain    int           // by the provider
@@ -98,7 +100,7 @@ func newProvider(t *testing.T, seed uint64, servers int, keys ...*key) *provider
 	w.tick()
 	for _, k := range keys {
 		for range k.workers {
-			w.after(w.upTo(2*time.Second), func() { w.ask(k) })
+			w.after(k.begins+w.upTo(2*time.Second), func() { w.ask(k) })
 		}
 	}
 	return w
@@ -141,7 +143,12 @@ func (w *provider) choose() (on fleet.EndpointKey, ok bool) {
 func (w *provider) again(k *key, d time.Duration) { w.after(d, func() { w.ask(k) }) }
 
 func (w *provider) ask(k *key) {
-	out := w.away[k.client]
+	w.ids++
+	of := k.client
+	if k.made {
+		of = admission.Client{255, byte(w.ids), byte(w.ids >> 8)}
+	}
+	out := w.away[of]
 	if out != nil {
 		until := out.until
 		if out.asked > 0 { // the gate lets one in first
@@ -165,16 +172,15 @@ func (w *provider) ask(k *key) {
 	if out != nil && (out.lets || out.asked < out.until) {
 		out.asked, out.lets = w.now, false
 	}
-	w.ids++
 	o := fleet.Outcome{Node: "n", ID: fmt.Sprint(w.ids), Attempt: 1, Route: "chat", Endpoint: on}
 	slot := w.s.ledger.Slot(on)
 	w.s.ledger.Hold(on)
 	began := w.now
-	told := w.tell(o, fleet.AttemptStarted, k, 0, func(time.Duration) {})
+	told := w.tell(o, fleet.AttemptStarted, of, 0, func(time.Duration) {})
 	o.Cause, o.Code = fleet.CauseOK, http.StatusOK
 	took := max(10*time.Millisecond, k.answers/2+w.upTo(k.answers+1))
 	o.HeaderTime = min(took, 100*time.Millisecond)
-	if k.spent || w.down(w.now) || w.refuses != nil && w.refuses(w, k, int(on.Address.Port())-1) {
+	if k.spent || k.made || w.down(w.now) || w.refuses != nil && w.refuses(w, k, int(on.Address.Port())-1) {
 		o.Cause, o.Code, o.RetryAfter = fleet.CauseThrottled, http.StatusTooManyRequests, w.wait
 		took = w.refusal
 		o.HeaderTime = took
@@ -192,7 +198,7 @@ func (w *provider) ask(k *key) {
 		w.after(beat, func() {
 			o := o
 			o.Duration = beat
-			w.tell(o, fleet.Heartbeat, k, told, func(time.Duration) {})
+			w.tell(o, fleet.Heartbeat, of, told, func(time.Duration) {})
 		})
 	}
 	w.after(took, func() {
@@ -200,19 +206,19 @@ func (w *provider) ask(k *key) {
 			w.inside[k]--
 			w.insideOf[on]--
 		}
-		w.tell(o, fleet.AttemptEnded, k, told, func(stay time.Duration) {
+		w.tell(o, fleet.AttemptEnded, of, told, func(stay time.Duration) {
 			w.s.ledger.Release(slot, 1)
-			if out := w.away[k.client]; out != nil && o.Cause == fleet.CauseOK {
+			if out := w.away[of]; out != nil && o.Cause == fleet.CauseOK {
 				if out.lets = true; out.asked > 0 && began >= out.asked {
-					delete(w.away, k.client)
+					delete(w.away, of)
 				}
 			}
 			if stay > 0 {
 				out := &outUntil{until: w.now + stay, took: o.Duration}
-				if before := w.away[k.client]; before != nil {
+				if before := w.away[of]; before != nil {
 					out.until = max(out.until, before.until)
 				}
-				w.away[k.client] = out
+				w.away[of] = out
 			}
 		})
 		if o.Cause == fleet.CauseOK {
@@ -237,11 +243,11 @@ func (w *provider) opens() time.Duration {
 }
 
 // tell logs what happened, at a batch's end and after what was logged before.
-func (w *provider) tell(o fleet.Outcome, kind fleet.OutcomeKind, k *key, notBefore time.Duration, then func(time.Duration)) (at time.Duration) {
+func (w *provider) tell(o fleet.Outcome, kind fleet.OutcomeKind, of admission.Client, notBefore time.Duration, then func(time.Duration)) (at time.Duration) {
 	at = max(w.now+5*time.Millisecond+w.upTo(70*time.Millisecond), notBefore+1)
 	w.after(at-w.now, func() {
 		o.Kind, o.At = kind, w.begin.Add(w.now)
-		then(w.s.outcome(o, byKey(k.client)))
+		then(w.s.outcome(o, byKey(of)))
 	})
 	return at
 }
@@ -273,6 +279,9 @@ func TestKeysThatAProviderLimits(t *testing.T) {
 	spent := func(n, workers int) []*key {
 		return someKeys(2, n, key{client: known, workers: workers, spent: true, think: s})
 	}
+	made := func(workers int, begins time.Duration) []*key {
+		return []*key{{workers: workers, made: true, begins: begins}}
+	}
 	for name, row := range map[string]struct {
 		servers       int
 		good, spent   []*key
@@ -299,6 +308,14 @@ func TestKeysThatAProviderLimits(t *testing.T) {
 		"one with twelve, on four servers": {4, good(5, s), spent(1, 12), 30 * s, 0, 0.05, 6},
 		"five with four, on four servers":  {4, good(3, 8*s), spent(5, 4), 30 * s, 0, 0.06, 3.5},
 		"two with four, on two servers":    {2, good(3, 8*s), spent(2, 4), 30 * s, 0, 0.05, 2.5},
+		"made up by one, from the start":   {1, good(10, 2*s), made(64, 0), 30 * s, 0, 0.03, 64},
+		"made up, two servers, from start": {2, good(10, 2*s), made(64, 0), 30 * s, 0, 0.1, 64},
+		"made up, four, from the start":    {4, good(10, 2*s), made(64, 0), 30 * s, 0, 0.08, 64},
+		"made up by one":                   {1, good(10, 2*s), made(64, 20*s), 30 * s, 0, 0.01, 64},
+		"made up by one, beside two":       {1, good(2, 2*s), made(64, 20*s), 30 * s, 0, 0.01, 64},
+		"made up by one, on two servers":   {2, good(10, 2*s), made(64, 20*s), 30 * s, 0, 0.01, 64},
+		"made up by one, on four servers":  {4, good(10, 2*s), made(64, 20*s), 30 * s, 0, 0.01, 64},
+		"made up by many":                  {4, good(10, 2*s), made(256, 20*s), 30 * s, 0, 0.01, 256},
 	} {
 		var out, served, vain float64
 		for seed := range uint64(playedSeeds) {
@@ -370,6 +387,9 @@ func TestClientsOfServersThatSayNoToSome(t *testing.T) {
 		return someKeys(2, n, key{client: known, workers: workers, answers: answers, think: s / 5})
 	}
 	busy := func(server int) bool { return server == 0 }
+	fourAtTwo := func(w *provider, _ *key, server int) bool {
+		return server < 2 && w.insideOf[w.server(server)] >= 4
+	}
 	for name, row := range map[string]struct {
 		servers    int
 		good, some []*key
@@ -379,11 +399,19 @@ func TestClientsOfServersThatSayNoToSome(t *testing.T) {
 		served     float64 // requests of some, at least
 		vain       float64 // of all, at most
 	}{
-		"five with a bucket each":            {1, good, some(5, 4, s), s, bucketed(), 0.03, 800, 1500},
-		"five with a bucket each, for long":  {1, good, some(5, 4, s), 30 * s, bucketed(), 0.02, 750, 120},
-		"ten with a bucket each":             {1, good, some(10, 4, s), s, bucketed(), 0.02, 1600, 3000},
-		"five with four at a time":           {1, good, some(5, 6, s), s, fourEach, 0.02, 1600, 1500},
-		"five with four at a time, for long": {1, good, some(5, 6, s), 30 * s, fourEach, 0.02, 850, 100},
+		"five with a bucket each":               {1, good, some(5, 4, s), s, bucketed(), 0.03, 800, 1500},
+		"five with a bucket each, for long":     {1, good, some(5, 4, s), 30 * s, bucketed(), 0.02, 750, 120},
+		"ten with a bucket each":                {1, good, some(10, 4, s), s, bucketed(), 0.02, 1600, 3000},
+		"five with four at a time":              {1, good, some(5, 6, s), s, fourEach, 0.02, 1600, 1500},
+		"five with four at a time, for long":    {1, good, some(5, 6, s), 30 * s, fourEach, 0.02, 850, 100},
+		"five with a bucket each, two servers":  {2, good, some(5, 4, s), s, bucketed(), 0.02, 780, 900},
+		"five with a bucket each, four servers": {4, good, some(5, 4, s), s, bucketed(), 0.02, 780, 900},
+		"ten with a bucket each, two servers":   {2, good, some(10, 4, s), s, bucketed(), 0.03, 1500, 1800},
+		"ten with a bucket each, four servers":  {4, good, some(10, 4, s), s, bucketed(), 0.02, 1500, 1800},
+		"one with a bucket, forty workers":      {4, good, some(1, 40, s), s, bucketed(), 0.02, 150, 2000},
+		"five with four at a time, two servers": {2, good, some(5, 6, s), s, fourEach, 0.02, 1600, 1500},
+		"two of four take four":                 {4, good, some(3, 8, 2*s), s, fourAtTwo, 0.02, 1000, 500},
+		"two of four take four, for long":       {4, good, some(3, 8, 2*s), 30 * s, fourAtTwo, 0.04, 500, 100},
 		"one of eight takes four, for long": {8, nil, some(1, 64, 2*s), 30 * s, func(w *provider, _ *key, server int) bool {
 			return busy(server) && w.insideOf[w.server(server)] >= 4
 		}, 0, 2200, 120},
@@ -438,26 +466,30 @@ func TestProvidersThatLimitEverybody(t *testing.T) {
 		wait, refusal          time.Duration
 		vain                   float64 // requests in two minutes, at most
 		served                 float64 // of each worker in 45 s after, at least
+		first                  bool    // nobody was ever taken before
 	}{
-		"forty keys":                   {1, 40, 1, known, 30 * s, 0, 50, 12},
-		"forty keys with four":         {1, 40, 4, known, 30 * s, 0, 60, 12},
-		"forty keys, untold":           {1, 40, 1, known, 0, 0, 160, 15}, // one a second asks
-		"two hundred keys":             {1, 200, 1, known, 30 * s, 0, 60, 12},
-		"two hundred keys, untold":     {1, 200, 1, known, 0, 0, 180, 15},
-		"three keys with twelve":       {1, 3, 12, known, 30 * s, 0, 30, 8},
-		"one key with twelve":          {1, 1, 12, known, 30 * s, 0, 10, 12},
-		"nobody knows whose":           {1, 40, 1, admission.Client{}, 30 * s, 0, 12, 5},
-		"forty keys, slow refusals":    {1, 40, 1, known, 30 * s, 5 * s, 180, 8}, // each once in its wait
-		"forty keys on four servers":   {4, 40, 1, known, 30 * s, 0, 80, 12},
-		"forty keys on four, untold":   {4, 40, 1, known, 0, 0, 580, 15},
-		"three keys with twelve, four": {4, 3, 12, known, 30 * s, 0, 60, 12},
+		"forty keys":                     {1, 40, 1, known, 30 * s, 0, 50, 12, false},
+		"forty keys with four":           {1, 40, 4, known, 30 * s, 0, 60, 12, false},
+		"forty keys, untold":             {1, 40, 1, known, 0, 0, 160, 15, false}, // one a second asks
+		"two hundred keys":               {1, 200, 1, known, 30 * s, 0, 60, 12, false},
+		"two hundred keys, untold":       {1, 200, 1, known, 0, 0, 180, 15, false},
+		"three keys with twelve":         {1, 3, 12, known, 30 * s, 0, 30, 8, false},
+		"one key with twelve":            {1, 1, 12, known, 30 * s, 0, 10, 12, false},
+		"nobody knows whose":             {1, 40, 1, admission.Client{}, 30 * s, 0, 12, 5, false},
+		"forty keys, slow refusals":      {1, 40, 1, known, 30 * s, 5 * s, 180, 8, false}, // each once in its wait
+		"forty keys on four servers":     {4, 40, 1, known, 30 * s, 0, 80, 12, false},
+		"forty keys on four, untold":     {4, 40, 1, known, 0, 0, 580, 15, false},
+		"three keys with twelve, four":   {4, 3, 12, known, 30 * s, 0, 60, 12, false},
+		"forty keys, from the start":     {1, 40, 1, known, 30 * s, 0, 30, 12, true},
+		"forty, on four, from the start": {4, 40, 1, known, 30 * s, 0, 40, 12, true},
+		"forty, untold, from the start":  {1, 40, 1, known, 0, 0, 160, 15, true},
 	} {
 		var vain, served float64
 		for seed := range uint64(playedSeeds) {
 			keys := someKeys(1, row.keys, key{client: row.client, workers: row.workers, answers: 2 * s, think: 300 * time.Millisecond})
 			w := newProvider(t, seed, row.servers, keys...)
 			w.wait, w.refusal = row.wait, max(w.refusal, row.refusal)
-			w.down = func(now time.Duration) bool { return now > 20*s && now < 140*s }
+			w.down = func(now time.Duration) bool { return (now > 20*s || row.first) && now < 140*s }
 			w.run(140 * s)
 			vain += float64(w.vain) / playedSeeds
 			before := 0

@@ -25,6 +25,14 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		beats   = 2
 	)
 	a, b, c, d, unknown := admission.Client{1}, admission.Client{2}, admission.Client{3}, admission.Client{4}, admission.Client{}
+	made, up := admission.Client{5}, admission.Client{6}
+	// known lets another server of the pool have taken all but the made up.
+	known := func(of *callers, begin time.Time) {
+		other := callers{words: of.words}
+		for _, one := range []admission.Client{a, b, c, d} {
+			other.serves(&fleet.Outcome{At: begin.Add(-2 * takenLately)}, byKey(one))
+		}
+	}
 	type event struct {
 		at   time.Duration
 		code int
@@ -39,47 +47,55 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 		// out is whether the asker is kept out, of one of several.
 		out bool
 	}{
-		"the same was served some time ago":       {events{{0, 200, a, 0}, {takenLately, 429, a, 0}}, two, told, false},
-		"the same was served, another was told":   {events{{0, 429, b, 0}, {0, 200, a, time.Millisecond}, {s, 429, a, 0}}, two << 1, told, false},
-		"nobody else was there":                   {events{{0, 429, a, 0}}, two, told, false},
-		"the same was served":                     {events{{0, 200, a, 0}, {s, 429, a, 0}}, 0, told, false},
-		"another was served":                      {events{{0, 200, b, 0}, {s, 429, a, 0}}, 0, two, false},
-		"another was served, and then the same":   {events{{0, 200, b, 0}, {0, 200, a, 0}, {s, 429, a, 0}}, 0, two, false},
-		"another was served long ago":             {events{{0, 200, b, 0}, {60 * s, 429, a, 0}}, two, told, false},
-		"another's long answer ends":              {events{{0, 200, b, 8 * s}, {s, 429, a, 0}}, 0, two, false},
-		"another's answer of a minute ends":       {events{{0, 200, b, 60 * s}, {s, 429, a, 0}}, two, told, false},
-		"another runs for a while":                {events{{0, started, b, 0}, {takenAfter, 429, a, 0}}, 0, two, false},
-		"another has just begun":                  {events{{0, started, b, 0}, {takenAfter - 1, 429, a, 0}}, two, told, false},
-		"another ended in another way":            {events{{0, started, b, 0}, {s / 4, 0, b, 0}, {s, 429, a, 0}}, two, told, false},
-		"another runs for a while, unheard":       {events{{0, started, b, 0}, {begunFor, 429, a, 0}}, two, told, false},
-		"another runs for long":                   {events{{0, beats, b, 300 * s}, {s, 429, a, 0}}, 0, two, false},
-		"another begins for long":                 {events{{0, beats, b, takenAfter - 1}, {s, 429, a, 0}}, two, told, false},
-		"refusals take as long as another runs":   {events{{0, 429, a, s}, {0, started, b, 0}, {2*s - 1, 429, c, s}}, four, told, false},
-		"refusals take half as long":              {events{{0, 429, a, s}, {0, started, b, 0}, {2 * s, 429, c, s}}, two, four, false},
-		"another was told so too":                 {events{{0, 200, b, 0}, {0, 200, c, 0}, {s, 429, a, 0}, {s, 429, b, 0}}, two, two, false},
-		"another was told so after that":          {events{{0, 200, c, 0}, {s, 429, a, 0}, {2 * s, 429, b, 0}}, two, four, false},
-		"a third at once":                         {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {s, 429, c, 0}}, two, two, false},
-		"a third that began before it was closed": {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {3 * s, 429, c, 2 * s}}, two, two, false},
-		"a third after that":                      {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {3 * s, 429, c, 0}}, four, four, false},
-		"a third, and nobody was served":          {events{{s, 429, a, 0}, {2 * s, 429, b, 0}, {3 * s, 429, c, 0}}, eight, told, false},
-		"the first of two comes again":            {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {2 * s, 429, a, 0}}, 0, 0, true},
-		"the first of three comes again":          {events{{0, 200, d, 0}, {s, 429, a, 0}, {2 * s, 429, b, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, four, eight, false},
-		"another was told so and served since":    {events{{0, 429, b, 0}, {s, 200, b, 0}, {s, 429, a, 0}}, 0, two, false},
-		"an answer that began before it ends":     {events{{0, 200, c, 0}, {s, 429, b, 0}, {2 * s, 200, c, 2 * s}, {2 * s, 429, a, 0}}, two, four, false},
-		"one that began since the first":          {events{{0, 429, b, 0}, {2 * s, 429, a, 0}, {2 * s, 200, c, s}, {2 * s, 429, d, 0}}, 0, two, false},
-		"the same was told so before":             {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 429, a, 0}}, 0, 0, true},
-		"it was before others were served":        {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, b, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, 0, 0, true},
-		"it was long before others were served":   {events{{0, 429, a, 0}, {80 * s, 200, b, 0}, {90 * s, 429, c, 0}, {92 * s, 429, a, 0}}, two, four, false},
-		"it was served itself since":              {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, a, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, 0, two, false},
-		"what it began before was served":         {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {12 * s, 200, a, 11 * s}, {13 * s, 200, b, s}, {13 * s, 429, c, 0}, {14 * s, 429, a, 0}}, 0, 0, true},
-		"what it began just before was served":    {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {12 * s, 200, a, 3 * s}, {13 * s, 200, b, s}, {13 * s, 429, c, 0}, {14 * s, 429, a, 0}}, 0, two, false},
-		"two of one are refused at once":          {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {10 * s, 429, a, 0}}, 0, two, false},
-		"the second began before the first ended": {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {11 * s, 429, a, s}}, 0, two, false},
+		"the same was served some time ago":        {events{{0, 200, a, 0}, {takenLately, 429, a, 0}}, two, told, false},
+		"the same was served, another was told":    {events{{0, 429, b, 0}, {0, 200, a, time.Millisecond}, {s, 429, a, 0}}, two << 1, told, false},
+		"nobody else was there":                    {events{{0, 429, a, 0}}, two, told, false},
+		"the same was served":                      {events{{0, 200, a, 0}, {s, 429, a, 0}}, 0, told, false},
+		"another was served":                       {events{{0, 200, b, 0}, {s, 429, a, 0}}, 0, two, false},
+		"another was served, and then the same":    {events{{0, 200, b, 0}, {0, 200, a, 0}, {s, 429, a, 0}}, 0, two, false},
+		"another was served long ago":              {events{{0, 200, b, 0}, {60 * s, 429, a, 0}}, two, told, false},
+		"another's long answer ends":               {events{{0, 200, b, 8 * s}, {s, 429, a, 0}}, 0, two, false},
+		"another's answer of a minute ends":        {events{{0, 200, b, 60 * s}, {s, 429, a, 0}}, two, told, false},
+		"another runs for a while":                 {events{{0, started, b, 0}, {takenAfter, 429, a, 0}}, 0, two, false},
+		"another has just begun":                   {events{{0, started, b, 0}, {takenAfter - 1, 429, a, 0}}, two, told, false},
+		"another ended in another way":             {events{{0, started, b, 0}, {s / 4, 0, b, 0}, {s, 429, a, 0}}, two, told, false},
+		"another runs for a while, unheard":        {events{{0, started, b, 0}, {begunFor, 429, a, 0}}, two, told, false},
+		"another runs for long":                    {events{{0, beats, b, 300 * s}, {s, 429, a, 0}}, 0, two, false},
+		"another begins for long":                  {events{{0, beats, b, takenAfter - 1}, {s, 429, a, 0}}, two, told, false},
+		"refusals take as long as another runs":    {events{{0, 429, a, s}, {0, started, b, 0}, {2*s - 1, 429, c, s}}, four, told, false},
+		"refusals take half as long":               {events{{0, 429, a, s}, {0, started, b, 0}, {2 * s, 429, c, s}}, two, four, false},
+		"another was told so too":                  {events{{0, 200, b, 0}, {0, 200, c, 0}, {s, 429, a, 0}, {s, 429, b, 0}}, two, two, false},
+		"another was told so after that":           {events{{0, 200, c, 0}, {s, 429, a, 0}, {2 * s, 429, b, 0}}, two, four, false},
+		"a third at once":                          {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {s, 429, c, 0}}, two, two, false},
+		"a third that began before it was closed":  {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {3 * s, 429, c, 2 * s}}, two, two, false},
+		"a third after that":                       {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {3 * s, 429, c, 0}}, four, four, false},
+		"a third, and nobody was served":           {events{{s, 429, a, 0}, {2 * s, 429, b, 0}, {3 * s, 429, c, 0}}, eight, told, false},
+		"the first of two comes again":             {events{{0, 200, d, 0}, {s, 429, a, 0}, {s, 429, b, 0}, {2 * s, 429, a, 0}}, 0, 0, true},
+		"the first of three comes again":           {events{{0, 200, d, 0}, {s, 429, a, 0}, {2 * s, 429, b, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, four, eight, false},
+		"another was told so and served since":     {events{{0, 429, b, 0}, {s, 200, b, 0}, {s, 429, a, 0}}, 0, two, false},
+		"an answer that began before it ends":      {events{{0, 200, c, 0}, {s, 429, b, 0}, {2 * s, 200, c, 2 * s}, {2 * s, 429, a, 0}}, two, four, false},
+		"one that began since the first":           {events{{0, 429, b, 0}, {2 * s, 429, a, 0}, {2 * s, 200, c, s}, {2 * s, 429, d, 0}}, 0, two, false},
+		"the same was told so before":              {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 429, a, 0}}, 0, 0, true},
+		"it was before others were served":         {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, b, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, 0, 0, true},
+		"it was long before others were served":    {events{{0, 429, a, 0}, {80 * s, 200, b, 0}, {90 * s, 429, c, 0}, {92 * s, 429, a, 0}}, two, four, false},
+		"it was served itself since":               {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 200, a, 0}, {3 * s, 429, c, 0}, {4 * s, 429, a, 0}}, 0, two, false},
+		"what it began before was served":          {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {12 * s, 200, a, 11 * s}, {13 * s, 200, b, s}, {13 * s, 429, c, 0}, {14 * s, 429, a, 0}}, 0, 0, true},
+		"what it began just before was served":     {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {12 * s, 200, a, 3 * s}, {13 * s, 200, b, s}, {13 * s, 429, c, 0}, {14 * s, 429, a, 0}}, 0, two, false},
+		"two of one are refused at once":           {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {10 * s, 429, a, 0}}, 0, two, false},
+		"the second began before the first ended":  {events{{0, 200, b, 0}, {10 * s, 429, a, 0}, {11 * s, 429, a, s}}, 0, two, false},
+		"one that was never taken":                 {events{{0, 200, b, 0}, {s, 429, made, 0}}, 0, 0, false},
+		"one that was never taken, again":          {events{{0, 200, b, 0}, {s, 429, made, 0}, {2 * s, 429, made, 0}}, 0, 0, true},
+		"a second that was never taken":            {events{{0, 200, b, 0}, {s, 429, made, 0}, {2 * s, 429, up, 0}}, 0, 0, false},
+		"a second that was once taken":             {events{{0, 200, b, 0}, {s, 429, made, 0}, {2 * s, 429, a, 0}}, 0, two, false},
+		"a second that wasn't, after one that was": {events{{0, 200, b, 0}, {s, 429, a, 0}, {2 * s, 429, up, 0}}, 0, 0, false},
+		"never taken, and nobody is of late":       {events{{0, 200, b, 0}, {takenLately, 429, made, 0}, {6 * s, 429, up, 0}}, two, four, false},
+		"never taken, and nobody is":               {events{{s, 429, made, 0}, {2 * s, 429, up, 0}}, four, told, false},
 	} {
 		for _, others := range []int{0, 7} {
 			alone := others == 0
 			of := callers{words: &words{}}
 			begin := time.Now()
+			known(&of, begin)
 			var got closing
 			for _, e := range row.events {
 				o := fleet.Outcome{Kind: fleet.AttemptEnded, ID: fmt.Sprint(e.of), Code: e.code, Duration: e.took, At: begin.Add(e.at), RetryAfter: 30 * s}
@@ -114,6 +130,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	}
 	served := func() *callers {
 		of := &callers{words: &words{}}
+		known(of, begin)
 		of.serves(&fleet.Outcome{At: begin}, byKey(b))
 		return of
 	}
@@ -161,6 +178,15 @@ func TestWhomAServerTakesIsBounded(t *testing.T) {
 	if n > 1 {
 		t.Errorf("%d of one client", n)
 	}
+	// Of a client that changes its credential there are two, which leaves others room.
+	changing := callers{words: &words{}}
+	for i := range mostBegun {
+		changing.starts(&fleet.Outcome{ID: fmt.Sprint(i), At: begin}, admission.Asker{Client: client(1), Credential: client(2 + i)})
+	}
+	changing.starts(&fleet.Outcome{ID: "other", At: begin}, byKey(client(200)))
+	if n := len(changing.begun); n != 3 || changing.begun[2].id != "other" {
+		t.Errorf("%+v begun of one client with many credentials, and another", changing.begun)
+	}
 	// Of some the one is forgotten of which the least counts yet.
 	w := words{clients: map[admission.Client]*clientWords{}}
 	for i := range mostClients {
@@ -178,12 +204,25 @@ func TestWhomAServerTakesIsBounded(t *testing.T) {
 	if kept != 64 {
 		t.Errorf("%d of 64 are known that count longest", kept)
 	}
+	// And those that a server took stay, however many are made up.
+	w = words{}
+	for i := range 64 {
+		w.took(&of, client(i), begin.Add(-time.Hour))
+	}
+	for i := range 8 * mostClients {
+		w.client(client(64+i)).tell(&of, begin, begin.Add(time.Minute))
+	}
+	for i := range 64 {
+		if w.clients[client(i)] == nil {
+			t.Errorf("client %d was taken, and is forgotten", i)
+		}
+	}
 	var one clientWords
 	servers := make([]callers, 3*mostWords)
 	for i := range servers {
 		one.tell(&servers[i], begin, begin.Add(time.Duration(i)*time.Second))
 	}
-	if len(one.by) != mostWords || one.word(&servers[len(servers)-1]) == nil || one.word(&servers[0]) != nil {
+	if len(one.by) != mostWords || one.word(&servers[len(servers)-1]).from == nil || one.word(&servers[0]).from != nil {
 		t.Errorf("%d servers' words are known", len(one.by))
 	}
 }
@@ -269,6 +308,7 @@ func TestAKeyThatAllServersLimitClosesNone(t *testing.T) {
 			}
 			return n
 		}
+		tell(-2*takenLately, 0, 200, spent, 0) // it is not made up
 		if others {
 			tell(0, 0, 200, other, 0)
 			tell(0, 1, 200, other, 0)
@@ -291,7 +331,7 @@ func TestAKeyThatAllServersLimitClosesNone(t *testing.T) {
 }
 
 // TestOneServerOfManyLimitsNobody: neither one that says no again, while others take the
-// client, nor less than half of those in service.
+// client, nor less than half of those in service, or as many as take it. All take others.
 func TestOneServerOfManyLimitsNobody(t *testing.T) {
 	const s = time.Second
 	asker, other := admission.Client{1}, admission.Client{2}
@@ -303,6 +343,7 @@ func TestOneServerOfManyLimitsNobody(t *testing.T) {
 		took   time.Duration
 	}
 	const ended, beat = fleet.AttemptEnded, fleet.Heartbeat
+	const silent = 3 // takes nobody else but long ago
 	for name, row := range map[string]struct {
 		events []event // of the asker; 0 fails
 		drain  []int
@@ -316,7 +357,12 @@ func TestOneServerOfManyLimitsNobody(t *testing.T) {
 		"one of four":                            {[]event{{10 * s, 0, ended, 429, 0}}, nil, 0},
 		"two of four":                            {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 30*s - reopenEarly},
 		"two of five":                            {[]event{{10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
-		"two of four, and another takes it":      {[]event{{9 * s, 2, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, and another takes it":      {[]event{{9 * s, 2, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"two of four, and two others take it":    {[]event{{9 * s, 2, ended, 200, s}, {9 * s, 3, ended, 200, s}, {10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 0},
+		"two of four, that had just taken it":    {[]event{{9 * s, 0, ended, 200, 0}, {9 * s, 1, ended, 200, 0}, {10 * s, 0, ended, 429, 0}, {10 * s, 1, ended, 429, 0}}, nil, 30*s - reopenEarly},
+		"two of four, that take it in between":   {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, s}, {12 * s, 1, ended, 200, s}, {14 * s, 1, ended, 429, 0}}, nil, 26*s - reopenEarly},
+		"two of four, the first takes none else": {[]event{{10 * s, silent, ended, 429, 0}, {11 * s, 0, ended, 429, 0}}, nil, 0},
+		"two of four, the last takes none else":  {[]event{{10 * s, 0, ended, 429, 0}, {11 * s, silent, ended, 429, 0}}, nil, 0},
 		"two of four, the first is over":         {[]event{{10 * s, 0, ended, 429, 0}, {45 * s, 1, ended, 429, 0}}, nil, 0},
 		"two of four, the first took it since":   {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, s}, {20 * s, 1, ended, 429, 0}}, nil, 0},
 		"the first took one that began before":   {[]event{{10 * s, 0, ended, 429, 0}, {12 * s, 0, ended, 200, 3 * s}, {20 * s, 1, ended, 429, 0}}, nil, 20*s - reopenEarly},
@@ -359,9 +405,17 @@ func TestOneServerOfManyLimitsNobody(t *testing.T) {
 			got = v.scoring.outcome(o, byKey(of))
 		}
 		for i := range p.Endpoints { // all take others
-			tell(event{9 * s, i, ended, 200, 0}, other)
+			tell(event{0, i, ended, 200, 0}, other)
 		}
+		said := map[int]bool{}
 		for _, e := range row.events {
+			if said[e.server] = said[e.server] || e.code == 429; e.code == 429 { // and do lately
+				for i := range said {
+					if i != silent && said[i] {
+						tell(event{e.at - s, i, ended, 200, 0}, other)
+					}
+				}
+			}
 			times := 1
 			if e.code == 0 && e.kind == ended {
 				times = failStreak

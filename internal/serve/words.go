@@ -8,9 +8,9 @@ import (
 
 const (
 	// mostClients bounds the clients of a pool that are told apart, mostWords the servers of
-	// which is known what they told one.
+	// which is known what they told one and when they took it.
 	mostClients = 1024
-	mostWords   = 16
+	mostWords   = 32
 	// forgetOf is among how many the one is looked for that is forgotten.
 	forgetOf = 8
 )
@@ -28,13 +28,22 @@ type clientWords struct {
 	began time.Time
 }
 
-// word is that a server told a client to stay away: when, and until when. since is whether
-// it took a request of it that began after.
+// word is what is known of a client at one server: when it told it to stay away last, and
+// until when, and when the last of its requests began that it took.
 type word struct {
-	from      *callers
-	at, until time.Time
-	since     bool
+	from             *callers
+	at, until, began time.Time
 }
+
+// tells reports whether the server tells the client to stay away: till then if it took none
+// of its requests that began after, and for takenLately whatever it took, since it takes a
+// client at its rate limit now and then.
+func (w *word) tells(now time.Time) bool {
+	return now.Sub(w.at) < takenLately || now.Before(w.until) && !w.began.After(w.at)
+}
+
+// known is until when it counts.
+func (w *word) known() time.Time { return later(w.until, w.began) }
 
 // client is what is known of a client.
 func (w *words) client(of admission.Client) *clientWords {
@@ -52,15 +61,15 @@ func (w *words) client(of admission.Client) *clientWords {
 	return c
 }
 
-// forget makes room for a client: for one that may come again last of some, and of those
-// that may come now the one that was taken last longest ago.
+// forget makes room for a client: of some for one that no server ever took, which may be
+// made up, and of these, or of those that one did, for the one of which the least counts yet.
 func (w *words) forget() {
 	var last admission.Client
-	var least time.Time
+	var least *clientWords
 	n := 0
 	for of, c := range w.clients {
-		if known := c.known(); n == 0 || known.Before(least) {
-			last, least = of, known
+		if n == 0 || c.lessThan(least) {
+			last, least = of, c
 		}
 		if n++; n == forgetOf {
 			break
@@ -78,34 +87,47 @@ func (c *clientWords) known() time.Time {
 	return at
 }
 
-// word is what a server told the client last, nil if nothing.
-func (c *clientWords) word(from *callers) *word {
+// lessThan reports whether a client is to be forgotten before another one.
+func (c *clientWords) lessThan(other *clientWords) bool {
+	if c.began.IsZero() != other.began.IsZero() {
+		return c.began.IsZero()
+	}
+	return c.known().Before(other.known())
+}
+
+// word is what is known of the client at a server, the zero word if nothing.
+func (c *clientWords) word(from *callers) word {
 	for i := range c.by {
 		if c.by[i].from == from {
-			w := c.by[i]
-			return &w
+			return c.by[i]
 		}
 	}
-	return nil
+	return word{}
+}
+
+// at is the word of a server, which of too many takes the place of the one of which the
+// least counts yet.
+func (c *clientWords) at(from *callers) *word {
+	least := 0
+	for i := range c.by {
+		switch {
+		case c.by[i].from == from:
+			return &c.by[i]
+		case c.by[i].known().Before(c.by[least].known()):
+			least = i
+		}
+	}
+	if len(c.by) < mostWords {
+		c.by, least = append(c.by, word{}), len(c.by)
+	}
+	c.by[least] = word{from: from}
+	return &c.by[least]
 }
 
 // tell notes that a server tells the client to stay away.
 func (c *clientWords) tell(from *callers, at, until time.Time) {
-	soonest := 0
-	for i := range c.by {
-		switch {
-		case c.by[i].from == from:
-			c.by[i] = word{from: from, at: at, until: until}
-			return
-		case c.by[i].until.Before(c.by[soonest].until):
-			soonest = i
-		}
-	}
-	if len(c.by) < mostWords {
-		c.by = append(c.by, word{from: from, at: at, until: until})
-	} else {
-		c.by[soonest] = word{from: from, at: at, until: until}
-	}
+	w := c.at(from)
+	w.at, w.until = at, until
 }
 
 // took takes that a server took a request of a client that began then.
@@ -115,9 +137,6 @@ func (w *words) took(from *callers, of admission.Client, began time.Time) {
 	}
 	c := w.client(of)
 	c.began = later(c.began, began)
-	for i := range c.by {
-		if told := &c.by[i]; told.from == from && began.After(told.at) {
-			told.since = true
-		}
-	}
+	one := c.at(from)
+	one.began = later(one.began, began)
 }
