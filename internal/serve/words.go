@@ -9,7 +9,7 @@ import (
 const (
 	// mostClients bounds the clients of a pool that are told apart, mostWords the servers of
 	// which is known what they told one and when they took it.
-	mostClients = 1024
+	mostClients = 4096
 	mostWords   = 32
 	// forgetOf is among how many the one is looked for that is forgotten.
 	forgetOf = 8
