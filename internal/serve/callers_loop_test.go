@@ -55,8 +55,8 @@ type key struct {
 // outUntil is until when a client is kept out, and when one asked since then, as in package
 // admission.
 type outUntil struct {
-	until, took, asked time.Duration
-	lets               bool
+	told, until, took, asked time.Duration
+	lets                     int
 }
 
 // provider is a pool of a provider's servers and who asks there, as the scoring sees them.
@@ -154,7 +154,7 @@ func (w *provider) ask(k *key) {
 		if out.asked > 0 { // the gate lets one in first
 			until = max(until, out.asked+reopenEarly+2*out.took)
 		}
-		if until > w.now && !out.lets {
+		if until > w.now && out.lets == 0 {
 			k.refused++
 			k.out += until - w.now
 			w.again(k, until-w.now+w.upTo(50*time.Millisecond))
@@ -169,8 +169,8 @@ func (w *provider) ask(k *key) {
 		w.again(k, wait)
 		return
 	}
-	if out != nil && (out.lets || out.asked < out.until) {
-		out.asked, out.lets = w.now, false
+	if out != nil && (out.lets > 0 || out.asked < out.until) {
+		out.asked, out.lets = w.now, max(0, out.lets-1)
 	}
 	o := fleet.Outcome{Node: "n", ID: fmt.Sprint(w.ids), Attempt: 1, Route: "chat", Endpoint: on}
 	slot := w.s.ledger.Slot(on)
@@ -209,14 +209,14 @@ func (w *provider) ask(k *key) {
 		w.tell(o, fleet.AttemptEnded, of, told, func(stay time.Duration) {
 			w.s.ledger.Release(slot, 1)
 			if out := w.away[of]; out != nil && o.Cause == fleet.CauseOK {
-				if out.lets = true; out.asked > 0 && began >= out.asked {
+				if out.lets++; out.asked > 0 && began >= out.asked {
 					delete(w.away, of)
 				}
 			}
 			if stay > 0 {
-				out := &outUntil{until: w.now + stay, took: o.Duration}
-				if before := w.away[of]; before != nil {
-					out.until = max(out.until, before.until)
+				out := &outUntil{told: w.now, until: w.now + stay, took: o.Duration}
+				if before := w.away[of]; before != nil && began <= before.told {
+					out.told, out.until = before.told, max(out.until, before.until)
 				}
 				w.away[of] = out
 			}
@@ -403,7 +403,7 @@ func TestClientsOfServersThatSayNoToSome(t *testing.T) {
 		"five with a bucket each, for long":     {1, good, some(5, 4, s), 30 * s, bucketed(), 0.02, 750, 120},
 		"ten with a bucket each":                {1, good, some(10, 4, s), s, bucketed(), 0.02, 1600, 3000},
 		"five with four at a time":              {1, good, some(5, 6, s), s, fourEach, 0.02, 1600, 1500},
-		"five with four at a time, for long":    {1, good, some(5, 6, s), 30 * s, fourEach, 0.02, 850, 100},
+		"five with four at a time, for long":    {1, good, some(5, 6, s), 30 * s, fourEach, 0.02, 1600, 100},
 		"five with a bucket each, two servers":  {2, good, some(5, 4, s), s, bucketed(), 0.02, 780, 900},
 		"five with a bucket each, four servers": {4, good, some(5, 4, s), s, bucketed(), 0.02, 780, 900},
 		"ten with a bucket each, two servers":   {2, good, some(10, 4, s), s, bucketed(), 0.03, 1500, 1800},
@@ -411,7 +411,7 @@ func TestClientsOfServersThatSayNoToSome(t *testing.T) {
 		"one with a bucket, forty workers":      {4, good, some(1, 40, s), s, bucketed(), 0.02, 150, 2000},
 		"five with four at a time, two servers": {2, good, some(5, 6, s), s, fourEach, 0.02, 1600, 1500},
 		"two of four take four":                 {4, good, some(3, 8, 2*s), s, fourAtTwo, 0.02, 1000, 500},
-		"two of four take four, for long":       {4, good, some(3, 8, 2*s), 30 * s, fourAtTwo, 0.04, 500, 100},
+		"two of four take four, for long":       {4, good, some(3, 8, 2*s), 30 * s, fourAtTwo, 0.06, 500, 100},
 		"one of eight takes four, for long": {8, nil, some(1, 64, 2*s), 30 * s, func(w *provider, _ *key, server int) bool {
 			return busy(server) && w.insideOf[w.server(server)] >= 4
 		}, 0, 2200, 120},
