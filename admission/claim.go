@@ -29,7 +29,8 @@ type claim struct {
 	client        *client
 	route         *routeState
 	pool          *pool
-	limit         string // whose concurrency counts it; "" none
+	limit         string      // that counts it, see bid.use; "" none
+	reserved      reservation // of that
 	ticket        Ticket
 	seen          time.Duration // until when it is known to have run
 	until         time.Duration
@@ -256,7 +257,9 @@ func (c *claim) recount(limit string) {
 		u := c.client.use(from)
 		u.live--
 		u.ends.drop(c.ends)
+		u.reserved.drop(&c.reserved)
 	}
+	c.reserved.ends = 0 // the other limit has none of its tokens
 	if limit != "" {
 		u := c.client.use(limit)
 		u.live++

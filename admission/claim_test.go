@@ -41,12 +41,17 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cap := rapid.IntRange(0, 5).Draw(t, "cap")
 		cfg := config(fleet.Limit{Name: "l", Key: fleet.ClientKeyAuthorization, Concurrency: cap})
+		if rapid.Bool().Draw(t, "tokens") {
+			cfg.Limits[0].Tokens = fleet.Rate{Amount: 1000, Window: 20 * time.Second}
+		}
 		cfg.Pools = append(cfg.Pools, fleet.Pool{Name: "q", MaxInFlight: 1e6, Endpoints: make([]fleet.Endpoint, 1)})
 		w := newWorld(cfg, 1e6, nil)
 		type request struct {
 			id, client, pool string
 			until            time.Duration
 			attempt          int
+			reserved         fleet.Tokens
+			window           time.Duration // when it ends
 		}
 		pools := rapid.SampledFrom([]string{"p", "q", "", "unknown"})
 		var live, lapsed, over []request
@@ -66,6 +71,7 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 				client := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "client")
 				a := w.ask(client)
 				a.Pool = pools.Draw(t, "pool")
+				a.Output = fleet.Tokens(rapid.IntRange(0, 500).Draw(t, "output"))
 				a.Level = fleet.BurstLevel(rapid.IntRange(0, 7).Draw(t, "level"))
 				a.Class = rapid.SampledFrom([]fleet.RequestClass{fleet.ClassInteractive, fleet.ClassBatch}).Draw(t, "class")
 				of := 0
@@ -79,7 +85,8 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 					t.Fatalf("with %d of %d in flight: %+v", of, cap, v)
 				}
 				if v.Admitted {
-					live = append(live, request{a.ID, client, a.Pool, now() + unconfirmedLease, 0})
+					window := cfg.Limits[0].Tokens.Window
+					live = append(live, request{a.ID, client, a.Pool, now() + unconfirmedLease, 0, a.Input + a.Output, now().Truncate(window) + window})
 				}
 			},
 			"sign of life": func(t *rapid.T) {
@@ -159,6 +166,25 @@ func TestClaimsEndExactlyOnce(t *testing.T) {
 				if got := counted(t, w.Gate); got != len(live) || w.Counters().Claims != len(live) {
 					t.Fatalf("%d in flight, %d claims; want %d", got, w.Counters().Claims, len(live))
 				}
+				w.clients.each(0, func(c *client) {
+					for i := range c.uses {
+						u := &c.uses[i]
+						var all, current int
+						var tokens fleet.Tokens
+						for _, r := range live {
+							if named(r.client) != c.key {
+								continue
+							}
+							all++
+							if r.window == u.reserved.ends {
+								current, tokens = current+1, tokens+r.reserved
+							}
+						}
+						if u.live != all || cfg.Limits[0].Tokens.Window > 0 && (u.reserved.live != current || u.reserved.tokens != tokens) {
+							t.Fatalf("the limit has %d in flight, of the window until %v %d with %d tokens; want %d, %d and %d", u.live, u.reserved.ends, u.reserved.live, u.reserved.tokens, all, current, tokens)
+						}
+					}
+				})
 				for name, p := range w.settings.Load().pools {
 					want := 0
 					for _, r := range live {

@@ -88,11 +88,13 @@ type use struct {
 	limit string
 	live  int
 	ends  ends
-	// slots are for its concurrency, and held is how many of those requests came back
-	// and are held. requests and tokens are the slots for its rates.
+	// slots are for its concurrency and for tokens that requests give back, and held is how
+	// many of those requests came back and are held. requests and tokens are the slots in the
+	// next windows of its rates.
 	slots            slots
 	held             int32
 	requests, tokens promises
+	reserved         reserved
 	spent            spent
 }
 

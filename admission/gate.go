@@ -34,6 +34,7 @@ type Gate struct {
 	limiter  Limiter
 	now      func() time.Time
 	epoch    time.Time
+	began    time.Duration // epoch, since the Unix epoch
 	settings atomic.Pointer[settings]
 	blind    atomic.Bool // nobody's log arrives
 	patchy   atomic.Bool // somebody's doesn't
@@ -56,6 +57,7 @@ func New(o Options) *Gate {
 		g.now = time.Now
 	}
 	g.epoch = g.now()
+	g.began = time.Duration(g.epoch.UnixNano())
 	if o.Claims <= 0 {
 		o.Claims = maxClaims
 	}
@@ -111,12 +113,15 @@ type bid struct {
 	fair     bool
 	now      time.Duration
 	cost     fleet.Tokens
-	reserved bool          // rates count
+	rated    bool          // rates count
+	reserved reservation   // of its tokens
 	counts   bool          // what it says of its tries can be gone by
 	early    bool          // it was told to come later
 	due      bool          // it was told to come by now
 	mine     bool          // … for a place of its limit, not of the pool
 	kept     bool          // … until its credential is wanted again
+	took     bool          // it found room before that and took this slot
+	slot     slot          // if so
 	fresh    bool          // it counts in pool.fresh
 	ends     time.Duration // not before, if it enters; see ends
 	away     time.Duration // until when it is to stay away from the pool, 0 if it isn't
@@ -129,7 +134,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	b := g.bid(a)
 	c := g.meet(&b)
 	why, hint := c.enter(&b)
-	limited := why == ReasonRequests // as if the limiter had been asked
+	limited := why == ReasonRequests || why == ReasonTokens // as if the limiter had been asked
 	if why != ReasonAdmitted && !limited && a.Hold {
 		c.mu.Unlock()
 		return Verdict{Reason: why, Held: true, Standing: b.standing(Reservation{})}
@@ -162,7 +167,8 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	}
 	v := Verdict{Reason: got.Reason, Standing: b.standing(got)}
 	c.mu.Lock()
-	c.leave(b.pool, b.class, b.use(), b.ends)
+	b.reserved.back = b.reserved.tokens
+	c.leave(b.pool, b.class, b.use(), b.ends, &b.reserved)
 	g.aways.unask(a.credential(), b.pool, b.now, b.now)
 	b.pool.leave(a.Level)
 	b.unfresh()
@@ -217,10 +223,14 @@ func (g *Gate) bid(a *Ask) bid {
 		if lowered := b.class == fleet.ClassBatch && r.class != fleet.ClassBatch; rule.class != 0 && !lowered {
 			b.class = rule.class
 		}
-		b.reserved = b.rates != Rates{}
+		b.rated = b.rates != Rates{}
 	}
 	b.weight = weight * classWeight(b.class)
 	b.cost = a.reserves(b.rates.Tokens)
+	if window := b.rates.Tokens.Window; window > 0 {
+		begun := (g.began + b.now) % window
+		b.reserved = reservation{tokens: b.cost, ends: b.now - begun + window}
+	}
 	return b
 }
 
@@ -232,17 +242,21 @@ func (a *Ask) reserves(r fleet.Rate) fleet.Tokens {
 	return min(max(0, a.Input)+output, max(fleet.Tokens(r.Amount), max(0, a.InputAtLeast)+output))
 }
 
-// use is the limit whose concurrency counts the request; "" is none.
+// use is the limit that counts the request in flight, by its concurrency or its tokens; ""
+// is none.
 func (b *bid) use() string {
-	if b.cap > 0 {
+	if b.cap > 0 || b.reserved.ends > 0 {
 		return b.limit.Name
 	}
 	return ""
 }
 
-// use is the limit whose concurrency counts a client's requests; "" is none.
+// use is the limit that counts a client's requests in flight; "" is none.
 func (r *route) use(of Client) string {
-	if r.limit == nil || r.rule(of).cap == 0 {
+	if r.limit == nil {
+		return ""
+	}
+	if rule := r.rule(of); rule.cap == 0 && rule.rates.Tokens.Window == 0 {
 		return ""
 	}
 	return r.limit.Name
@@ -258,7 +272,7 @@ func (b *bid) standing(r Reservation) Standing {
 
 // reserve asks the limiter.
 func (g *Gate) reserve(b *bid) Reservation {
-	if !b.reserved || g.limiter == nil {
+	if !b.rated || g.limiter == nil {
 		return Reservation{Admitted: true, Reason: ReasonAdmitted}
 	}
 	at := b.ask.At
@@ -285,11 +299,15 @@ func (g *Gate) learn(b *bid, c *client, got *Reservation) {
 // known is the standing of a request that is refused without asking the limiter, as far
 // as it is the reason. The client is locked.
 func (c *client) known(b *bid, why Reason) Reservation {
-	if why != ReasonRequests {
-		return Reservation{}
+	switch why {
+	case ReasonRequests:
+		got, _ := c.use(b.limit.Name).spent.standing(b)
+		return got
+	case ReasonTokens:
+		s := &c.use(b.limit.Name).reserved
+		return Reservation{Tokens: Quota{Limit: s.limit, Remaining: max(0, s.left), Window: b.rates.Tokens.Window, Reset: s.ends - b.now}}
 	}
-	got, _ := c.use(b.limit.Name).spent.standing(b)
-	return got
+	return Reservation{}
 }
 
 // settle corrects a reservation to what was used.
@@ -312,12 +330,13 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	if b.ask.ID != "" {
 		k := claim{
 			id: b.ask.ID, key: b.ask.Client, credential: b.ask.credential(), client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
-			seen: b.now, until: until, blindUntil: blindUntil, began: b.now, ends: b.ends, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
+			seen: b.now, until: until, blindUntil: blindUntil, began: b.now, ends: b.ends, reserved: b.reserved, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			answers: fleet.Tokens(max(1, b.ask.Answers)), form: b.ask.form(),
 			level: b.ask.Level, class: b.class,
 		}
 		older, ok := g.claims.add(&k)
 		if older.id != "" {
+			older.reserved.back = older.reserved.tokens
 			older.release()
 			g.settle(older.ticket, 0) // one of the two goes on
 		}
@@ -330,7 +349,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 		return false
 	}
 	c.mu.Lock()
-	c.leave(b.pool, b.class, "", b.ends)
+	c.leave(b.pool, b.class, b.use(), b.ends, &b.reserved)
 	c.mu.Unlock()
 	// One second later than it ends at the earliest, and never a lap too late.
 	second := int64(until/time.Second) + 1
@@ -361,6 +380,7 @@ func (l *level) lease() time.Duration {
 func (g *Gate) Cancel(id string) {
 	if k, ok := g.claims.take(id); ok {
 		if !k.lapsed {
+			k.reserved.back = k.reserved.tokens
 			k.leave()
 			k.pool.leave(k.level)
 		}
@@ -380,7 +400,7 @@ func (g *Gate) Drop(id string) {
 // leave takes the claim from its client.
 func (k *claim) leave() {
 	k.client.mu.Lock()
-	k.client.leave(k.pool, k.class, k.limit, k.ends)
+	k.client.leave(k.pool, k.class, k.limit, k.ends, &k.reserved)
 	k.client.mu.Unlock()
 }
 
@@ -437,12 +457,16 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 		return ReasonServerLimit, 0
 	}
 	var u *use
-	if b.cap > 0 {
-		if u = c.use(b.limit.Name); u.live >= b.cap || u.yields(b) {
+	if limit := b.use(); limit != "" {
+		u = c.use(limit)
+		if b.cap > 0 && (u.live >= b.cap || u.yields(b)) {
 			if u.spends(b) {
 				return ReasonRequests, 0
 			}
 			return ReasonConcurrency, 0
+		}
+		if u.short(b) {
+			return ReasonTokens, 0
 		}
 	}
 	share := b.pool.shareOf(b.weight)
@@ -467,6 +491,8 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	if u != nil {
 		u.live++
 		u.ends.add(b.ends)
+		u.reserved.add(&b.reserved, b.rates.Tokens.Window)
+		u.reserved.left -= int64(b.reserved.tokens)
 	}
 	return ReasonAdmitted, nearly(a, u, b, share)
 }
@@ -485,7 +511,9 @@ func (g *Gate) served(c *client, b *bid) {
 	case b.early && b.kept:
 		g.aways.served(b)
 	case b.early && b.mine:
-		c.use(b.limit.Name).slots.use()
+		u := c.use(b.limit.Name)
+		b.slot, b.took = u.slots.due[0], true
+		u.slots.use()
 	case b.early:
 		a.used()
 		if _, inLine := a.slots.use(); inLine {
@@ -498,7 +526,7 @@ func (g *Gate) served(c *client, b *bid) {
 // of its limit, in flight.
 func nearly(a *account, u *use, b *bid, share float64) int {
 	hint := 0
-	if u != nil && 5*u.live > 4*b.cap {
+	if u != nil && b.cap > 0 && 5*u.live > 4*b.cap {
 		hint = b.cap
 	}
 	if most := atLeastOne(share); b.fair && most < math.MaxInt32 && 5*int64(a.live) > 4*most && (hint == 0 || int(most) < hint) {
@@ -522,11 +550,12 @@ func (c *client) enterAgain(k *claim) {
 		u := c.use(k.limit)
 		u.live++
 		u.ends.add(k.ends)
+		u.reserved.add(&k.reserved, math.MaxInt64)
 	}
 }
 
 // leave takes a request out of flight. The client is locked.
-func (c *client) leave(p *pool, class fleet.RequestClass, limit string, ends time.Duration) {
+func (c *client) leave(p *pool, class fleet.RequestClass, limit string, ends time.Duration, r *reservation) {
 	c.live--
 	a := c.account(p, class)
 	a.live--
@@ -535,5 +564,6 @@ func (c *client) leave(p *pool, class fleet.RequestClass, limit string, ends tim
 		u := c.use(limit)
 		u.live--
 		u.ends.drop(ends)
+		u.reserved.drop(r)
 	}
 }

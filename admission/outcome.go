@@ -33,9 +33,9 @@ func (g *Gate) Apply(o fleet.Outcome) (passed string) {
 			} else {
 				g.aways.unask(k.credential, k.pool, k.began, at)
 			}
+			g.account(&k, &o, at)
 			k.release()
 			k.excuse(&o, at)
-			g.account(&k, &o, at)
 		}
 	}
 	return passed
@@ -137,21 +137,28 @@ func (g *Gate) account(k *claim, o *fleet.Outcome, at time.Duration) {
 	}
 	switch used := &o.Usage; {
 	case used.Known:
-		g.settle(k.ticket, k.charged(o))
+		g.charge(k, k.charged(o))
+		k.reserved.told = true
 		l.tokens(plausible(used.Input, k.input), plausible(used.Output, max(k.output, k.level.UpperBudget())))
 		k.route.usage(k, reserved, o)
 	case failed(o):
-		g.settle(k.ticket, 0)
+		g.charge(k, 0)
 	case k.form == formUnread:
-		g.settle(k.ticket, k.input+k.output)
+		g.charge(k, k.input+k.output)
 		l.tokens(k.input, k.output)
 	case o.Cause == fleet.CauseOK:
 		l.tokens(k.input, k.output) // the reservation stands
 	case o.ResponseBytes == 0: // its caller left before there was an answer
-		g.settle(k.ticket, k.input+min(k.output, k.pool.levels[k.level].within(at-k.began)))
+		g.charge(k, k.input+min(k.output, k.pool.levels[k.level].within(at-k.began)))
 	default:
-		g.settle(k.ticket, k.input+k.route.generated(k.form, o.ResponseBytes, k.output))
+		g.charge(k, k.input+k.route.generated(k.form, o.ResponseBytes, k.output))
 	}
+}
+
+// charge settles what a request has reserved.
+func (g *Gate) charge(k *claim, used fleet.Tokens) {
+	k.reserved.back = k.reserved.tokens - used
+	g.settle(k.ticket, used)
 }
 
 // within is how many tokens a request of the level generates in a time, on average.

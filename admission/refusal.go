@@ -26,7 +26,7 @@ func (g *Gate) refuse(c *client, b *bid, why Reason, st Standing) Refusal {
 	case ReasonRequests:
 		c.nextWindow(&r, b, &c.use(b.limit.Name).requests, st.Requests, 1)
 	case ReasonTokens:
-		c.nextWindow(&r, b, &c.use(b.limit.Name).tokens, st.Tokens, int64(b.cost))
+		c.awaitTokens(&r, b, st.Tokens)
 	case ReasonLimiterDown:
 		r.ShouldRetry = limiterWait <= b.patience(retryMax)
 		r.RetryAfter = whole(limiterWait + b.jitter(limiterWait, limiterWait, r.ShouldRetry))
@@ -126,29 +126,41 @@ func (a *account) giveNext(t *turn, b *bid, why Reason) (slot time.Duration, ok 
 // callers wait: where a client has what it may have, no fallback serves it better.
 func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 	from := b.opens()
-	patience := b.patience(retryMax) - (from - b.now)
-	t := turn{
-		asked: b.now, now: from, patience: patience, level: b.ask.Level, seed: b.ask.Seed,
-		last: last, early: b.early && b.mine, each: u.each(b), queued: u.queued(from, b), share: float64(b.cap),
-		cold:  time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
-		takes: time.Duration(b.pool.levels[b.ask.Level].expected.Load()),
+	t := u.turn(b, b.cap)
+	t.now, t.patience, t.last, t.queued = from, b.patience(retryMax)-(from-b.now), last, u.queued(from, b)
+	if b.due && b.ask.Retry > 0 {
+		t.course = u.course(from, b)
 	}
 	var slot time.Duration
-	switch {
-	case t.early:
-		slot, r.ShouldRetry = u.slots.giveLast(&t, t.each)
-	case b.due && b.ask.Retry > 0:
-		t.course = u.course(from, b)
-		slot, r.ShouldRetry = u.slots.insist(&t)
-	}
-	if !r.ShouldRetry && !t.early {
-		slot, r.ShouldRetry = u.slots.queue(&t)
-	}
+	slot, r.ShouldRetry = u.slot(b, &t)
 	wait := slot - b.now
 	if !r.ShouldRetry {
 		wait = b.hopeless(wait, retryMax, t.each)
 	}
 	r.RetryAfter = whole(wait)
+}
+
+// turn is what the slot of a request behind so many places of its limit goes by.
+func (u *use) turn(b *bid, places int) turn {
+	takes := time.Duration(b.pool.levels[b.ask.Level].expected.Load())
+	return turn{
+		asked: b.now, level: b.ask.Level, seed: b.ask.Seed, early: b.early && b.mine,
+		each: span(float64(takes) / float64(places)), takes: takes, share: float64(places),
+		cold: time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
+	}
+}
+
+// slot gives a slot of the limit's queue.
+func (u *use) slot(b *bid, t *turn) (slot time.Duration, ok bool) {
+	switch {
+	case t.early:
+		return u.slots.giveLast(t, t.each)
+	case b.due && b.ask.Retry > 0:
+		if slot, ok = u.slots.insist(t); ok {
+			return slot, ok
+		}
+	}
+	return u.slots.queue(t)
 }
 
 // nextWindow gives a slot in one of the limit's next windows, at the window's pace. One

@@ -100,7 +100,7 @@ func (c *client) step(now time.Duration, keep float64, step uint64, aways *aways
 	}
 	if len(c.uses) > 0 && c.live == 0 {
 		c.uses = slices.DeleteFunc(c.uses, func(u use) bool {
-			return u.live == 0 && max(u.requests.last, u.tokens.last) < now && !u.slots.expects(now)
+			return u.live == 0 && max(u.requests.last, u.tokens.last) < now && !u.slots.expects(now) && !u.reserved.teaches(now)
 		})
 	}
 }

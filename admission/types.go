@@ -119,7 +119,7 @@ const (
 	ReasonShare              // the pool is full and the client has its share of it
 	ReasonLevel              // the pool is full and the burst level has its budget of it
 	ReasonRequests           // the client's requests of this window are used up
-	ReasonTokens             // the client's tokens of this window are used up
+	ReasonTokens             // the client's tokens of this window are used up, or the last are promised to others of it
 	ReasonTooMany            // more tokens, at the least, than a whole window has
 	ReasonLimiterDown        // nobody counts, and the config says onError: closed
 	ReasonServerLimit        // a server of the pool told this client, or credential of it, alone to stay away
