@@ -231,7 +231,7 @@ func (t *aways) arrive(b *bid, others *slots) (one bool) {
 	}
 	t.with(b.ask.credential(), b.pool, func(a *away) {
 		s := &a.slots
-		if s.n() == 0 || b.now < s.first() && (b.ask.Retry == 0 || others.n() > 0) {
+		if s.n() == 0 || b.now < s.first() && (b.ask.Retry == 0 || others.expects(b.now)) {
 			return
 		}
 		one = true
@@ -249,13 +249,21 @@ func (t *aways) due(b *bid) (due bool) {
 
 // served takes the slot of one away that came before it, and was let in.
 func (t *aways) served(b *bid) {
-	t.with(b.ask.credential(), b.pool, func(a *away) { a.slots.use() })
+	t.with(b.ask.credential(), b.pool, func(a *away) {
+		if a.slots.n() > 0 { // another client with the credential may have taken it
+			a.slots.use()
+		}
+	})
 }
 
 // queued is how long the queue of those that a credential is kept out with is, at the pace
 // of the client's share.
 func (a *away) queued(each time.Duration) time.Duration {
-	return span(float64(a.slots.n()+1) * float64(each) / queueShare)
+	wait := span(float64(a.slots.n()+1) * float64(each) / queueShare)
+	if a.slots.n() > 0 && a.asked < a.until { // one asks first
+		wait += asksFirst + 2*a.took
+	}
+	return wait
 }
 
 // wait is how long lineUp would let a request wait.

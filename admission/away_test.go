@@ -486,8 +486,8 @@ func TestANewerWordCounts(t *testing.T) {
 		t.Errorf("by an older request's end it is told %v", got)
 	}
 	w.TurnAway(named("a"), "p", time.Second, 4*time.Second, w.clock.now())
-	if got := told(); got < time.Second || got > 2*time.Second {
-		t.Errorf("by a newer word it is told %v; want a second and a little", got)
+	if got := told(); got < time.Second || got > 2*longestRefusal {
+		t.Errorf("by a newer word it is told %v; want a second, and the time in which one asks", got)
 	}
 }
 
@@ -511,4 +511,108 @@ func TestWhoAsksAndIsServedElsewhereLetsAnother(t *testing.T) {
 	w.Apply(fleet.Outcome{Kind: fleet.AttemptStarted, Node: "n", ID: asks.ID, Attempt: 2, Endpoint: fleet.EndpointKey{Pool: "q"}, At: w.clock.now()})
 	enter(true)
 	enter(false)
+}
+
+// TestTwoClientsOfOneKeyMayComeEarlyAtOnce: the slot that both take is there once.
+func TestTwoClientsOfOneKeyMayComeEarlyAtOnce(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	bids := make([]bid, 2)
+	w.TurnAway(named("one"), "p", 10*time.Second, 0, w.clock.now())
+	a := w.ask("a")
+	a.Credential = named("one")
+	w.Admit(&a)
+	w.TurnAway(named("one"), "p", time.Millisecond, -time.Second, w.clock.now())
+	for i := range bids {
+		a := w.ask(fmt.Sprint("client", i))
+		a.Credential, a.Retry = named("one"), 1
+		bids[i] = w.bid(&a)
+		c := w.meet(&bids[i])
+		w.arrive(c, &bids[i], false)
+		c.mu.Unlock()
+		if !bids[i].early || !bids[i].kept {
+			t.Fatalf("number %d is not early", i)
+		}
+	}
+	for i := range bids {
+		c := w.meet(&bids[i])
+		w.served(c, &bids[i])
+		c.mu.Unlock()
+	}
+}
+
+// TestWhoObeysTheServerItselfIsNotEarly, though others of its credential wait for later.
+func TestWhoObeysTheServerItselfIsNotEarly(t *testing.T) {
+	w := newWorld(config(), 16, nil)
+	w.teach(3, 20, 2*time.Second, 100)
+	ids := make([]string, 14)
+	for i := range ids {
+		a := w.ask("a")
+		w.Admit(&a)
+		ids[i] = a.ID
+	}
+	told := w.clock.now()
+	for _, id := range ids {
+		w.Apply(fleet.Outcome{Kind: fleet.AttemptEnded, Node: "n", ID: id, Attempt: 1, Code: 429, Cause: fleet.CauseThrottled, RetryAfter: 10 * time.Second, Endpoint: fleet.EndpointKey{Pool: "p"}, At: told})
+		w.TurnAway(named("a"), "p", 10*time.Second, 0, told)
+		w.Apply(fleet.Outcome{Kind: fleet.RequestEnded, Node: "n", ID: id, Attempt: 1, Code: 429, Cause: fleet.CauseThrottled, At: told})
+	}
+	other := w.ask("a")
+	w.Admit(&other) // waits, and has a slot
+	w.clock.advance(10 * time.Second)
+	var last time.Duration
+	for i := range ids {
+		a := w.ask("a")
+		a.Retry = 1
+		v := w.Admit(&a)
+		if i == 0 != v.Admitted {
+			t.Errorf("number %d is told %+v", i, v)
+		}
+		last = max(last, v.Refusal.RetryAfter)
+	}
+	if last > 3*time.Second {
+		t.Errorf("the last is told %v", last)
+	}
+}
+
+// TestSlotsBeginAfterOneHasAsked: those that come while it does would come in vain.
+func TestSlotsBeginAfterOneHasAsked(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	w.teach(3, 20, time.Second, 100)
+	w.TurnAway(named("a"), "p", 10*time.Second, 500*time.Millisecond, w.clock.now())
+	ask := func() time.Duration {
+		a := w.ask("a")
+		return w.Admit(&a).Refusal.RetryAfter
+	}
+	first, second, third := ask(), ask(), ask()
+	if first < 10*time.Second || first > 11*time.Second {
+		t.Errorf("the first is told %v", first)
+	}
+	if most := first + asksFirst + time.Second; min(second, third) < 10*time.Second+asksFirst+time.Second || max(second, third) > most+time.Second {
+		t.Errorf("the others are told %v and %v, after the first's %v and the time in which it alone asks", second, third, first)
+	}
+}
+
+// TestKeptOutRequestsAreShownOnce, also of a client that asks in both classes.
+func TestKeptOutRequestsAreShownOnce(t *testing.T) {
+	w := newWorld(config(), 100, nil)
+	for _, class := range []fleet.RequestClass{fleet.ClassInteractive, fleet.ClassBatch} {
+		a := w.ask("a")
+		a.Class = class
+		w.Admit(&a)
+	}
+	w.TurnAway(named("a"), "p", 10*time.Second, 0, w.clock.now())
+	for range 3 {
+		a := w.ask("a")
+		w.Admit(&a)
+	}
+	rows, waiting := 0, 0
+	for _, c := range w.Clients(10) {
+		rows, waiting = rows+1, waiting+c.Waiting
+		if c.Away == 0 {
+			t.Errorf("%+v; want it away", c)
+		}
+	}
+	if rows != 2 || waiting != 3 {
+		t.Errorf("%d rows with %d that wait; want 2 with 3", rows, waiting)
+	}
 }

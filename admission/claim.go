@@ -248,7 +248,12 @@ func (t *claims) recount(s *settings) {
 // recount lets a claim of a locked shard count for another limit.
 func (c *claim) recount(limit string) {
 	from := c.limit
-	if c.limit = limit; c.lapsed || from == limit {
+	if from == limit {
+		return
+	}
+	before := c.reserved
+	c.limit, c.reserved.since = limit, 0 // the other limit has none of its tokens
+	if c.lapsed {
 		return
 	}
 	c.client.mu.Lock()
@@ -257,9 +262,8 @@ func (c *claim) recount(limit string) {
 		u := c.client.use(from)
 		u.live--
 		u.ends.drop(c.ends)
-		u.reserved.drop(&c.reserved)
+		u.reserved.drop(&before)
 	}
-	c.reserved.ends = 0 // the other limit has none of its tokens
 	if limit != "" {
 		u := c.client.use(limit)
 		u.live++

@@ -132,53 +132,66 @@ type bid struct {
 // under one id takes the place of the first.
 func (g *Gate) Admit(a *Ask) Verdict {
 	b := g.bid(a)
-	c := g.meet(&b)
-	why, hint := c.enter(&b)
-	limited := why == ReasonRequests || why == ReasonTokens // as if the limiter had been asked
-	if why != ReasonAdmitted && !limited && a.Hold {
-		c.mu.Unlock()
-		return Verdict{Reason: why, Held: true, Standing: b.standing(Reservation{})}
-	}
-	g.arrive(c, &b, why != ReasonAdmitted && !limited)
-	if limited {
-		g.served(c, &b)
-		b.unfresh()
-	}
-	if why != ReasonAdmitted {
-		v := Verdict{Reason: why, Standing: b.standing(c.known(&b, why))}
-		v.Refusal = g.refuse(c, &b, why, v.Standing)
-		c.mu.Unlock()
-		g.count.refused(&b, why)
+	c, v := g.try(&b)
+	if v.Reason != ReasonAdmitted {
 		return v
 	}
-	g.served(c, &b)
-	g.aways.asks(a.credential(), b.pool, b.now)
-	c.mu.Unlock()
 	got := g.reserve(&b)
 	g.learn(&b, c, &got)
 	if got.Admitted && g.claim(&b, c, got.Ticket) {
 		b.pool.levels[a.Level].guess(max(0, a.Input), max(0, a.Output))
 		g.count.admitted(&b, got.Ticket)
-		return Verdict{Admitted: true, Reason: ReasonAdmitted, Standing: b.standing(got), Concurrency: hint}
+		return Verdict{Admitted: true, Reason: ReasonAdmitted, Standing: b.standing(got), Concurrency: v.Concurrency}
 	}
 	if got.Admitted {
 		g.settle(got.Ticket, 0)
 		got.Reason = ReasonBusy
 	}
-	v := Verdict{Reason: got.Reason, Standing: b.standing(got)}
+	return g.giveBack(&b, c, &got)
+}
+
+// try counts a request in flight before the limiter is asked, or refuses it. A panic here
+// must not leave the client locked: all steps would wait for it.
+func (g *Gate) try(b *bid) (*client, Verdict) {
+	c := g.meet(b)
+	defer c.mu.Unlock()
+	why, hint := c.enter(b)
+	limited := why == ReasonRequests || why == ReasonTokens // as if the limiter had been asked
+	if why != ReasonAdmitted && !limited && b.ask.Hold {
+		return c, Verdict{Reason: why, Held: true, Standing: b.standing(Reservation{})}
+	}
+	g.arrive(c, b, why != ReasonAdmitted && !limited)
+	if limited {
+		g.served(c, b)
+		b.unfresh()
+	}
+	if why != ReasonAdmitted {
+		v := Verdict{Reason: why, Standing: b.standing(c.known(b, why))}
+		v.Refusal = g.refuse(c, b, why, v.Standing)
+		g.count.refused(b, why)
+		return c, v
+	}
+	g.served(c, b)
+	g.aways.asks(b.ask.credential(), b.pool, b.now)
+	return c, Verdict{Reason: why, Concurrency: hint}
+}
+
+// giveBack refuses a request that was counted already, for what the limiter said.
+func (g *Gate) giveBack(b *bid, c *client, got *Reservation) Verdict {
+	v := Verdict{Reason: got.Reason, Standing: b.standing(*got)}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	b.reserved.back = b.reserved.tokens
 	c.leave(b.pool, b.class, b.use(), b.ends, &b.reserved)
-	g.aways.unask(a.credential(), b.pool, b.now, b.now)
-	b.pool.leave(a.Level)
+	g.aways.unask(b.ask.credential(), b.pool, b.now, b.now)
+	b.pool.leave(b.ask.Level)
 	b.unfresh()
-	why = got.Reason
+	why := got.Reason
 	if got.Transient && !got.Admitted { // what is told of the window is only a part's
 		why = ReasonLimiterDown
 	}
-	v.Refusal = g.refuse(c, &b, why, v.Standing)
-	c.mu.Unlock()
-	g.count.refused(&b, got.Reason)
+	v.Refusal = g.refuse(c, b, why, v.Standing)
+	g.count.refused(b, got.Reason)
 	return v
 }
 
@@ -187,11 +200,10 @@ func (g *Gate) Admit(a *Ask) Verdict {
 func (g *Gate) Refuse(a *Ask, why Reason) Refusal {
 	b := g.bid(a)
 	c := g.meet(&b)
+	defer c.mu.Unlock()
 	g.arrive(c, &b, true)
-	r := g.refuse(c, &b, why, Standing{})
-	c.mu.Unlock()
 	g.count.refused(&b, why)
-	return r
+	return g.refuse(c, &b, why, Standing{})
 }
 
 // Advise says when a request may come back that was admitted and that a server
@@ -229,7 +241,7 @@ func (g *Gate) bid(a *Ask) bid {
 	b.cost = a.reserves(b.rates.Tokens)
 	if window := b.rates.Tokens.Window; window > 0 {
 		begun := (g.began + b.now) % window
-		b.reserved = reservation{tokens: b.cost, ends: b.now - begun + window}
+		b.reserved = reservation{tokens: b.cost, window: window, ends: b.now - begun + window}
 	}
 	return b
 }
@@ -283,16 +295,27 @@ func (g *Gate) reserve(b *bid) Reservation {
 }
 
 // learn keeps what the limiter told for refusals that don't ask it, which are those for
-// concurrency. What is transient may be otherwise by then.
+// concurrency, and first tries that leave tokens to others. What is transient may be
+// otherwise by then.
 func (g *Gate) learn(b *bid, c *client, got *Reservation) {
-	if b.cap == 0 || got.Requests.Limit <= 0 || got.Transient {
+	requests := b.cap > 0 && got.Requests.Limit > 0 && !got.Transient
+	tokens := b.reserved.ends > 0 && got.Admitted && got.Tokens.Limit > 0 && !got.Local
+	if !requests && !tokens {
 		return
 	}
 	now := g.since(time.Time{})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.shared { // or it would be told to others
-		c.use(b.limit.Name).spent.learn(b, got, now)
+	if c.shared { // or it would be told to others
+		return
+	}
+	u := c.use(b.limit.Name)
+	if requests {
+		u.spent.learn(b, got, now)
+	}
+	if s := &u.reserved; tokens && s.limit > 0 && s.ends == b.reserved.ends {
+		// Answers overtake each other; and if it is too much, the limiter is asked.
+		s.left = max(s.left, got.Tokens.Remaining)
 	}
 }
 
@@ -491,7 +514,7 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 	if u != nil {
 		u.live++
 		u.ends.add(b.ends)
-		u.reserved.add(&b.reserved, b.rates.Tokens.Window)
+		u.reserved.add(&b.reserved, b.now)
 		u.reserved.left -= int64(b.reserved.tokens)
 	}
 	return ReasonAdmitted, nearly(a, u, b, share)
@@ -550,7 +573,7 @@ func (c *client) enterAgain(k *claim) {
 		u := c.use(k.limit)
 		u.live++
 		u.ends.add(k.ends)
-		u.reserved.add(&k.reserved, math.MaxInt64)
+		u.reserved.again(&k.reserved)
 	}
 }
 

@@ -17,7 +17,9 @@ import (
 // reservation is what a request has reserved of a limit's tokens.
 type reservation struct {
 	tokens fleet.Tokens
+	window time.Duration
 	ends   time.Duration // of the window that it has them of; 0 is none
+	since  time.Duration // of the count that it is in; 0 is none
 	back   fleet.Tokens  // what it gave back when it ended; less than 0 if it used more
 	told   bool          // by its usage
 }
@@ -25,7 +27,9 @@ type reservation struct {
 // reserved is what a client's requests in flight have reserved of the window that runs.
 // What they have of windows before gives nothing back to it.
 type reserved struct {
+	window time.Duration
 	ends   time.Duration // of the window
+	since  time.Duration // when this count of it began, 0 if none did
 	live   int           // requests
 	tokens fleet.Tokens
 	// left is what the limiter told last is left of so much (limit; 0 until it tells), less
@@ -51,12 +55,31 @@ const (
 	promisedPart = 0.75
 )
 
-// add takes in a request in flight, of a window of a length.
-func (s *reserved) add(r *reservation, window time.Duration) {
-	if r.ends > s.ends || s.ends-r.ends > window { // windows of another length before
-		s.ends, s.live, s.tokens, s.limit = r.ends, 0, 0, 0
+// add takes in a request that enters now.
+func (s *reserved) add(r *reservation, now time.Duration) {
+	switch same := r.window == s.window; {
+	case r.ends == 0 || same && r.ends < s.ends: // none, or of a window that is over
+		return
+	case !same || r.ends > s.ends:
+		*s = reserved{window: r.window, ends: r.ends, since: max(now, 1), asked: s.asked, back: s.back, wants: s.wants}
 	}
-	if r.ends == s.ends && r.ends > 0 {
+	r.since = s.since
+	s.live++
+	s.tokens += r.tokens
+}
+
+// again takes in a request that was not counted for a while. The count that it was in may
+// have been forgotten meanwhile, and another of the window begun.
+func (s *reserved) again(r *reservation) {
+	switch {
+	case r.since == 0:
+		return
+	case s.since == 0:
+		s.window, s.ends, s.since = r.window, r.ends, r.since
+	case r.window == s.window && r.ends == s.ends:
+		r.since = s.since
+	}
+	if r.since == s.since {
 		s.live++
 		s.tokens += r.tokens
 	}
@@ -68,9 +91,9 @@ func (s *reserved) drop(r *reservation) {
 		s.asked += float64(r.tokens) - oneSettled*s.asked
 		s.back += float64(max(0, r.back)) - oneSettled*s.back
 	}
-	if r.ends == s.ends && s.live > 0 {
+	if r.since > 0 && r.since == s.since {
 		s.live--
-		s.tokens -= min(s.tokens, r.tokens)
+		s.tokens -= r.tokens
 		s.left += int64(r.back)
 	}
 }

@@ -333,9 +333,11 @@ func TestFullTableReservesNoTokens(t *testing.T) {
 // shorter, and end before one that was known.
 func TestReservationsAreOfOneWindow(t *testing.T) {
 	var s reserved
+	now := time.Duration(0)
 	enter := func(window, ends time.Duration) *reservation {
-		r := &reservation{tokens: 10, ends: ends}
-		s.add(r, window)
+		r := &reservation{tokens: 10, window: window, ends: ends}
+		now++
+		s.add(r, now)
 		return r
 	}
 	want := func(when string, live int) {
@@ -362,10 +364,27 @@ func TestReservationsAreOfOneWindow(t *testing.T) {
 	s.drop(long)
 	want("that of the hour ended", 1)
 	none := enter(0, 0)
-	want("without a limit on tokens", 0)
+	want("one without a limit on tokens", 1)
+	other := enter(time.Hour, 3*time.Minute)
+	want("one of an hour that ends at the same time", 1)
+	back := enter(time.Minute, 3*time.Minute)
+	want("one of a minute, a third time", 1)
 	s.drop(short)
+	s.drop(other)
+	want("those of before that ended", 1)
+	s.drop(back)
+	s.again(back)
+	s.again(long)
+	want("one that is seen again, beside one of before", 1)
+	s.again(short)
+	want("one of another count of the window that is seen again", 2)
+	s.drop(short)
+	s.drop(back)
 	s.drop(none)
 	want("all ended", 0)
+	s = reserved{}
+	s.again(back)
+	want("one that is seen again after all was forgotten", 1)
 }
 
 // TestRenamedLimitGivesNothingBack of what was reserved under its name before.
@@ -392,5 +411,29 @@ func TestRenamedLimitGivesNothingBack(t *testing.T) {
 	}
 	if live, s := state("m"); live != 1 || s.live != 1 || s.tokens != budget || s.part() == 0 {
 		t.Errorf("%d are in flight in the end, %d with %d tokens, and it is known that %.2f come back; want the one that entered since", live, s.live, s.tokens, s.part())
+	}
+}
+
+// TestFirstTriesAskTheLimiterOnceItHasRoom: tokens come back at another replica, or somebody
+// raises the limit, and only the limiter knows.
+func TestFirstTriesAskTheLimiterOnceItHasRoom(t *testing.T) {
+	w := newTokensWorld()
+	w.learn(t, 200, 200)
+	w.run(t, 11)
+	id, v := w.try(0)
+	for range 3 {
+		id, v = w.try(0)
+	}
+	if v.Admitted || v.Reason != ReasonTokens || !v.Refusal.ShouldRetry {
+		t.Fatalf("%s is told %+v; want that its tokens are used up", id, v)
+	}
+	w.purse.used -= 10 * budget // given back elsewhere
+	w.tick(v.Refusal.RetryAfter)
+	if _, v = w.try(1); !v.Admitted {
+		t.Fatalf("in its slot one is told %+v", v)
+	}
+	asks := w.purse.asks
+	if _, v = w.try(0); !v.Admitted || w.purse.asks != asks+1 {
+		t.Errorf("a first try is told %+v, while the limiter has %d", v, w.purse.rate.Amount-w.purse.used)
 	}
 }

@@ -54,7 +54,7 @@ func (g *Gate) Clients(most int) []ClientState {
 			}
 			st := ClientState{
 				Pool: a.pool.name, Client: key, Shared: shared, Class: a.class,
-				InFlight: a.live, Waiting: a.slots.expected(now) + out.waiting, Share: math.Inf(1), Early: a.slots.earliness(now), Away: out.left,
+				InFlight: a.live, Waiting: a.slots.expected(now), Share: math.Inf(1), Early: a.slots.earliness(now), Away: out.left,
 			}
 			if a.pool.full() {
 				st.Share = a.pool.shareOf(a.weight)
@@ -63,7 +63,9 @@ func (g *Gate) Clients(most int) []ClientState {
 		}
 	})
 	for i := range all {
-		delete(aways[s.pools[all[i].Pool]], all[i].Client)
+		of := aways[s.pools[all[i].Pool]]
+		all[i].Waiting += of[all[i].Client].waiting // once, of two classes
+		delete(of, all[i].Client)
 	}
 	for p, of := range aways {
 		for key, out := range of {

@@ -127,11 +127,18 @@ func runEnvoy(ctx context.Context, args []string, io stdio) error {
 	}
 }
 
+// longestSocket bounds a socket's path (sun_path has 108 bytes on Linux, 104 elsewhere).
+const longestSocket = 100
+
 // ownSocket is a path for a socket in a folder of its own, which remove removes.
 func ownSocket() (path string, remove func(), err error) {
-	dir, err := os.MkdirTemp("", "fl") // short: a socket's path must stay below 100 bytes
+	in := os.TempDir()
+	if len(in) > longestSocket/2 {
+		in = "/tmp"
+	}
+	dir, err := os.MkdirTemp(in, "fl")
 	if err != nil {
-		return "", nil, err
+		return "", nil, fmt.Errorf("a folder for Envoy's admin socket (--admin names another): %w", err)
 	}
 	return filepath.Join(dir, "envoy-admin.sock"), func() { _ = os.RemoveAll(dir) }, nil
 }

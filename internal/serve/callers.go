@@ -111,7 +111,7 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 		alone, until = c.limited(known, asker, o.At, until, others)
 	}
 	n, news := 1, false
-	if madeUp := known.began.IsZero() && c.takesBeside(asker, o.At); !madeUp {
+	if madeUp := !known.served && c.takesBeside(asker, o.At); !madeUp {
 		n, news = c.tell(o, asker, before)
 		news = news || !alone && !again
 	}
@@ -205,6 +205,7 @@ func (c *callers) repeat(o *fleet.Outcome, asker admission.Client) (many bool) {
 func (c *callers) serves(o *fleet.Outcome, asker admission.Asker) {
 	began := o.At.Add(-o.Duration)
 	c.takes(asker, began, began.Add(o.HeaderTime))
+	c.words.serves(asker.Credential)
 }
 
 // starts takes that an attempt of a client reached the server.
@@ -234,6 +235,7 @@ func (c *callers) ends(o *fleet.Outcome) {
 func (c *callers) runs(o *fleet.Outcome, asker admission.Asker) {
 	if o.Duration >= c.surely() {
 		c.takes(asker, o.At.Add(-o.Duration), o.At)
+		c.words.serves(asker.Credential)
 	}
 }
 

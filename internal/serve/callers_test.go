@@ -208,6 +208,7 @@ func TestWhomAServerTakesIsBounded(t *testing.T) {
 	w = words{}
 	for i := range 64 {
 		w.took(&of, client(i), begin.Add(-time.Hour))
+		w.serves(client(i))
 	}
 	for i := range 8 * mostClients {
 		w.client(client(64+i)).tell(&of, begin, begin.Add(time.Minute))
@@ -641,6 +642,38 @@ func TestALostEndOfAnAttemptIsToldByTheRequests(t *testing.T) {
 	}
 	if n := len(v.endpoints[v.key(0)].callers.begun); n != 0 {
 		t.Errorf("%d of its attempts run", n)
+	}
+}
+
+// TestWhoIsRefusedSlowlyMayBeMadeUp all the same: while its attempt runs it seems taken.
+func TestWhoIsRefusedSlowlyMayBeMadeUp(t *testing.T) {
+	const s = time.Second
+	begin := time.Now()
+	for _, row := range []struct {
+		name   string
+		shows  func(*callers, admission.Asker)
+		closes bool
+	}{
+		{"nothing", func(*callers, admission.Asker) {}, false},
+		{"an answer", func(of *callers, a admission.Asker) { of.serves(&fleet.Outcome{At: begin}, a) }, true},
+		{"a heartbeat", func(of *callers, a admission.Asker) { of.runs(&fleet.Outcome{At: begin, Duration: 10 * s}, a) }, true},
+	} {
+		of := callers{words: &words{}}
+		slow := byKey(admission.Client{1})
+		row.shows(&of, slow)
+		closes := false
+		for i := range 4 {
+			at := begin.Add(time.Duration(i) * s)
+			of.serves(&fleet.Outcome{At: at}, byKey(admission.Client{2}))
+			of.starts(&fleet.Outcome{ID: "x", At: at}, slow)
+			got := of.closes(&fleet.Outcome{Code: 429, RetryAfter: 30 * s, Duration: 700 * time.Millisecond, At: at.Add(700 * time.Millisecond)}, slow.Credential, 1)
+			closes = closes || got.all > 0
+			of.ends(&fleet.Outcome{ID: "x"})
+			of.refusedIn = 0 // others are refused quickly
+		}
+		if closes != row.closes {
+			t.Errorf("known by %s it closes the server: %v", row.name, closes)
+		}
 	}
 }
 

@@ -26,6 +26,9 @@ type clientWords struct {
 	by []word
 	// began is when the last of its requests began that a server of the pool took.
 	began time.Time
+	// served is whether one of them was answered, or a heartbeat told of it: who is refused
+	// slowly, since it sends its body slowly, seems taken meanwhile.
+	served bool
 }
 
 // word is what is known of a client at one server: when it told it to stay away last, and
@@ -89,8 +92,8 @@ func (c *clientWords) known() time.Time {
 
 // lessThan reports whether a client is to be forgotten before another one.
 func (c *clientWords) lessThan(other *clientWords) bool {
-	if c.began.IsZero() != other.began.IsZero() {
-		return c.began.IsZero()
+	if c.served != other.served {
+		return other.served
 	}
 	return c.known().Before(other.known())
 }
@@ -139,4 +142,11 @@ func (w *words) took(from *callers, of admission.Client, began time.Time) {
 	c.began = later(c.began, began)
 	one := c.at(from)
 	one.began = later(one.began, began)
+}
+
+// serves notes that a server of the pool did not refuse a client, for sure.
+func (w *words) serves(of admission.Client) {
+	if of != (admission.Client{}) {
+		w.client(of).served = true
+	}
 }
