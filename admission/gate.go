@@ -299,7 +299,7 @@ func (g *Gate) reserve(b *bid) Reservation {
 // otherwise by then.
 func (g *Gate) learn(b *bid, c *client, got *Reservation) {
 	requests := b.cap > 0 && got.Requests.Limit > 0 && !got.Transient
-	tokens := b.reserved.ends > 0 && got.Admitted && got.Tokens.Limit > 0 && !got.Local
+	tokens := b.reserved.ends > 0 && got.Admitted && got.Tokens.Limit > 0
 	if !requests && !tokens {
 		return
 	}
@@ -313,9 +313,9 @@ func (g *Gate) learn(b *bid, c *client, got *Reservation) {
 	if requests {
 		u.spent.learn(b, got, now)
 	}
-	if s := &u.reserved; tokens && s.limit > 0 && s.ends == b.reserved.ends {
+	if s := &u.reserved; tokens && s.limit > 0 && s.has(&b.reserved) {
 		// Answers overtake each other; and if it is too much, the limiter is asked.
-		s.left = max(s.left, got.Tokens.Remaining)
+		s.left, s.limit = max(s.left, got.Tokens.Remaining), got.Tokens.Limit
 	}
 }
 

@@ -55,6 +55,9 @@ const (
 	promisedPart = 0.75
 )
 
+// has reports whether a request has its tokens of that window.
+func (s *reserved) has(r *reservation) bool { return r.window == s.window && r.ends == s.ends }
+
 // add takes in a request that enters now.
 func (s *reserved) add(r *reservation, now time.Duration) {
 	switch same := r.window == s.window; {
@@ -76,7 +79,7 @@ func (s *reserved) again(r *reservation) {
 		return
 	case s.since == 0:
 		s.window, s.ends, s.since = r.window, r.ends, r.since
-	case r.window == s.window && r.ends == s.ends:
+	case s.has(r):
 		r.since = s.since
 	}
 	if r.since == s.since {
@@ -91,9 +94,9 @@ func (s *reserved) drop(r *reservation) {
 		s.asked += float64(r.tokens) - oneSettled*s.asked
 		s.back += float64(max(0, r.back)) - oneSettled*s.back
 	}
-	if r.since > 0 && r.since == s.since {
+	if r.since > 0 && r.since == s.since && s.live > 0 {
 		s.live--
-		s.tokens -= r.tokens
+		s.tokens -= min(s.tokens, r.tokens)
 		s.left += int64(r.back)
 	}
 }
@@ -133,7 +136,7 @@ func (c *client) awaitTokens(r *Refusal, b *bid, q Quota) {
 // window ends.
 func (u *use) awaitReturns(b *bid, q Quota, last bool) (time.Duration, bool) {
 	s := &u.reserved
-	if s.ends != b.reserved.ends {
+	if !s.has(&b.reserved) {
 		return 0, false
 	}
 	s.left, s.limit = q.Remaining, q.Limit
@@ -172,7 +175,7 @@ func (u *use) awaitReturns(b *bid, q Quota, last bool) (time.Duration, bool) {
 // told to come now.
 func (u *use) short(b *bid) bool {
 	s := &u.reserved
-	if s.limit == 0 || s.ends != b.reserved.ends || !b.counts || !u.slots.polite(b) {
+	if s.limit == 0 || !s.has(&b.reserved) || !b.counts || !u.slots.polite(b) {
 		return false
 	}
 	places := float64(max(1, u.live))

@@ -133,7 +133,7 @@ const longestSocket = 100
 // ownSocket is a path for a socket in a folder of its own, which remove removes.
 func ownSocket() (path string, remove func(), err error) {
 	in := os.TempDir()
-	if len(in) > longestSocket/2 {
+	if len(in)+len("/fl0123456789/envoy-admin.sock") > longestSocket {
 		in = "/tmp"
 	}
 	dir, err := os.MkdirTemp(in, "fl")

@@ -15,7 +15,7 @@ func TestOwnSocketsHaveShortPaths(t *testing.T) {
 	}
 	path, remove, err := ownSocket()
 	if err != nil || len(path) > longestSocket {
-		t.Errorf("%q, %v", path, err)
+		t.Fatalf("%q, %v", path, err)
 	}
 	remove()
 	if _, err := os.Stat(filepath.Dir(path)); !os.IsNotExist(err) {

@@ -235,7 +235,9 @@ func (c *callers) ends(o *fleet.Outcome) {
 func (c *callers) runs(o *fleet.Outcome, asker admission.Asker) {
 	if o.Duration >= c.surely() {
 		c.takes(asker, o.At.Add(-o.Duration), o.At)
-		c.words.serves(asker.Credential)
+		if o.Code > 0 { // its answer has begun
+			c.words.serves(asker.Credential)
+		}
 	}
 }
 

@@ -656,7 +656,10 @@ func TestWhoIsRefusedSlowlyMayBeMadeUp(t *testing.T) {
 	}{
 		{"nothing", func(*callers, admission.Asker) {}, false},
 		{"an answer", func(of *callers, a admission.Asker) { of.serves(&fleet.Outcome{At: begin}, a) }, true},
-		{"a heartbeat", func(of *callers, a admission.Asker) { of.runs(&fleet.Outcome{At: begin, Duration: 10 * s}, a) }, true},
+		{"a heartbeat", func(of *callers, a admission.Asker) { of.runs(&fleet.Outcome{At: begin, Duration: 10 * s}, a) }, false},
+		{"one of an answer", func(of *callers, a admission.Asker) {
+			of.runs(&fleet.Outcome{At: begin, Duration: 10 * s, Code: 200}, a)
+		}, true},
 	} {
 		of := callers{words: &words{}}
 		slow := byKey(admission.Client{1})

@@ -26,8 +26,8 @@ type clientWords struct {
 	by []word
 	// began is when the last of its requests began that a server of the pool took.
 	began time.Time
-	// served is whether one of them was answered, or a heartbeat told of it: who is refused
-	// slowly, since it sends its body slowly, seems taken meanwhile.
+	// served is whether one of them was answered, or began to be: who is refused slowly,
+	// since it sends its body slowly, seems taken meanwhile.
 	served bool
 }
 
