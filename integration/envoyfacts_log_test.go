@@ -137,9 +137,42 @@ func TestFactPeriodicEntriesAreAHeartbeatOfRunningStreams(t *testing.T) {
 		if props.GetStreamId() == "" {
 			t.Error("heartbeat without a stream id")
 		}
+		if code := l.entry.GetResponse().GetResponseCode().GetValue(); code != http.StatusOK {
+			t.Errorf("heartbeat of an answer that has begun: %d", code)
+		}
 	}
 	close(events)
 	als.find(requested, 1)
+}
+
+// Heartbeats of a request whose answer has not begun have no status: by that a server that
+// serves a client is told from one that has not refused it yet.
+func TestFactHeartbeatsBeforeTheAnswerHaveNoStatus(t *testing.T) {
+	t.Parallel()
+	up := envoytest.NewUpstream(t, nil)
+	answer := make(chan struct{})
+	up.Handle(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-answer }))
+	als := newLogReceiver(t)
+	e := startFacts(t, facts{
+		hcm: `access_log: [` + grpcLog("down", "DownstreamEnd, DownstreamPeriodic", "") + `],
+			access_log_options: {access_log_flush_interval: 0.2s},`,
+		routes:   []string{clusterRoute(prefix("/"), "a")},
+		clusters: []string{pool("a", "", hostsOf(up)...), als.cluster()},
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if response, err := e.open(t.Context(), http.MethodGet, "/", nil); err == nil {
+			response.Body.Close()
+		}
+	}()
+	for _, l := range als.find(periodic, 3) {
+		if code := l.entry.GetResponse().GetResponseCode().GetValue(); code != 0 {
+			t.Errorf("heartbeat before an answer: %d", code)
+		}
+	}
+	close(answer)
+	<-done
 }
 
 // A client that leaves ends its request in the log, with a flag on the request's

@@ -22,6 +22,7 @@ type turnstile struct {
 	*envoytest.Upstream
 	mu   sync.Mutex
 	open chan struct{}
+	held int // of those that are counted
 }
 
 func newTurnstile(t *testing.T) *turnstile {
@@ -30,18 +31,34 @@ func newTurnstile(t *testing.T) *turnstile {
 	u.Upstream = envoytest.NewUpstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u.mu.Lock()
 		open := u.open
+		u.held++
 		u.mu.Unlock()
 		envoytest.Gate(open, envoytest.JSON(`{"ok":true}`)).ServeHTTP(w, r)
 	}))
 	return u
 }
 
-// release answers what is held; what comes later is held again.
-func (u *turnstile) release() {
+// release answers what is held; what comes later is held again. A request is counted a
+// moment before it is held.
+func (u *turnstile) release(t *testing.T) {
+	t.Helper()
+	envoytest.Eventually(t, "all that are counted to be held", func() bool {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		return u.held == u.Count()
+	})
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	close(u.open)
 	u.open = make(chan struct{})
+}
+
+// Forget forgets the requests that came; none must be on its way.
+func (u *turnstile) Forget() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.held = 0
+	u.Upstream.Forget()
 }
 
 // volley is a number of parallel requests to one address and path.
@@ -118,7 +135,7 @@ func expectHeld(t *testing.T, up *turnstile, n, want int, listen, path string) {
 	if got := up.Count(); got != want {
 		t.Errorf("%d requests got through, want %d", got, want)
 	}
-	up.release()
+	up.release(t)
 	b.take(want, http.StatusOK)
 }
 
@@ -213,7 +230,7 @@ func TestSidecarHoldsWhatItMayHaveInFlight(t *testing.T) {
 	a.WaitRequests(12)
 	p.hold(e, 3)
 	startVolley(t, 5, listen, "/v1/chat/completions").take(5, http.StatusTooManyRequests)
-	a.release()
+	a.release(t)
 	running.take(12, http.StatusOK)
 	expectHeld(t, a, 10, 3, listen, "/v1/chat/completions")
 
