@@ -129,7 +129,7 @@ type Caller struct {
 	// clients that there was no room to tell apart.
 	Client string `json:"client"`
 	// Class is empty for a credential of a client that is told apart by something else:
-	// then nothing but Away is known.
+	// then nothing but Away and Waiting is known.
 	Class string `json:"class"`
 	// InFlight counts requests in flight, Waiting those that were refused and told
 	// when to come back.

@@ -277,7 +277,7 @@ func (t *aways) wait(b *bid, turn *turn) time.Duration {
 // waits for the server's word, not for a place, and is in nobody's way meanwhile.
 func (t *aways) lineUp(r *Refusal, b *bid, turn *turn) {
 	slot := turn.now + retryFloor // if it was forgotten just now
-	r.ShouldRetry = true
+	r.ShouldRetry = turn.patience >= retryFloor
 	t.with(b.ask.credential(), b.pool, func(a *away) {
 		turn.queued, turn.first = a.queued(turn.each), 0
 		if turn.early {

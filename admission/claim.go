@@ -29,7 +29,7 @@ type claim struct {
 	client        *client
 	route         *routeState
 	pool          *pool
-	limit         string      // that counts it, see bid.use; "" none
+	limit         string      // that counts it, see rule.counts; "" none
 	reserved      reservation // of that
 	ticket        Ticket
 	seen          time.Duration // until when it is known to have run

@@ -11,10 +11,11 @@
 // when places of its share probably end, or, for the first few of a client that has
 // less than half of its share, in a line of all. Shortly before and after a slot a
 // place is kept for it, from first tries of the same client, and from clients that have
-// their share, so that who polls does not take it. A client that a server told alone to
-// stay away is kept out of its pool for that time ([Gate.TurnAway]). All that needs an
-// overview of clients happens in [Gate.Step]; a request takes two or three short locks and
-// allocates nothing.
+// their share, so that who polls does not take it. A credential that a server told
+// alone to stay away is kept out of its pool for that time ([Gate.TurnAway]), in a queue of
+// its own. Who finds its tokens used up waits for what its own running requests give back,
+// if that is enough. All that needs an overview of clients happens in [Gate.Step]; a request
+// takes a few short locks and allocates nothing.
 //
 // It never picks an endpoint, which is the plan's, and writes no HTTP: its
 // answers are values that package extproc puts into words.

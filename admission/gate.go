@@ -106,6 +106,7 @@ type bid struct {
 	route    *routeState
 	pool     *pool
 	limit    *fleet.Limit // nil: none
+	use      string       // the limit that counts it in flight; "" is none
 	cap      int          // of the client's concurrency, 0 none
 	rates    Rates
 	class    fleet.RequestClass
@@ -182,7 +183,7 @@ func (g *Gate) giveBack(b *bid, c *client, got *Reservation) Verdict {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b.reserved.back = b.reserved.tokens
-	c.leave(b.pool, b.class, b.use(), b.ends, &b.reserved)
+	c.leave(b.pool, b.class, b.use, b.ends, &b.reserved)
 	g.aways.unask(b.ask.credential(), b.pool, b.now, b.now)
 	b.pool.leave(b.ask.Level)
 	b.unfresh()
@@ -236,6 +237,9 @@ func (g *Gate) bid(a *Ask) bid {
 			b.class = rule.class
 		}
 		b.rated = b.rates != Rates{}
+		if rule.counts() {
+			b.use = b.limit.Name
+		}
 	}
 	b.weight = weight * classWeight(b.class)
 	b.cost = a.reserves(b.rates.Tokens)
@@ -252,26 +256,6 @@ func (g *Gate) bid(a *Ask) bid {
 func (a *Ask) reserves(r fleet.Rate) fleet.Tokens {
 	output := max(0, a.Output)
 	return min(max(0, a.Input)+output, max(fleet.Tokens(r.Amount), max(0, a.InputAtLeast)+output))
-}
-
-// use is the limit that counts the request in flight, by its concurrency or its tokens; ""
-// is none.
-func (b *bid) use() string {
-	if b.cap > 0 || b.reserved.ends > 0 {
-		return b.limit.Name
-	}
-	return ""
-}
-
-// use is the limit that counts a client's requests in flight; "" is none.
-func (r *route) use(of Client) string {
-	if r.limit == nil {
-		return ""
-	}
-	if rule := r.rule(of); rule.cap == 0 && rule.rates.Tokens.Window == 0 {
-		return ""
-	}
-	return r.limit.Name
 }
 
 // standing is what is told of the limit.
@@ -352,7 +336,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 	}
 	if b.ask.ID != "" {
 		k := claim{
-			id: b.ask.ID, key: b.ask.Client, credential: b.ask.credential(), client: c, route: b.route, pool: b.pool, limit: b.use(), ticket: t,
+			id: b.ask.ID, key: b.ask.Client, credential: b.ask.credential(), client: c, route: b.route, pool: b.pool, limit: b.use, ticket: t,
 			seen: b.now, until: until, blindUntil: blindUntil, began: b.now, ends: b.ends, reserved: b.reserved, input: max(0, b.ask.Input), output: max(0, b.ask.Output),
 			answers: fleet.Tokens(max(1, b.ask.Answers)), form: b.ask.form(),
 			level: b.ask.Level, class: b.class,
@@ -372,7 +356,7 @@ func (g *Gate) claim(b *bid, c *client, t Ticket) bool {
 		return false
 	}
 	c.mu.Lock()
-	c.leave(b.pool, b.class, b.use(), b.ends, &b.reserved)
+	c.leave(b.pool, b.class, b.use, b.ends, &b.reserved)
 	c.mu.Unlock()
 	// One second later than it ends at the earliest, and never a lap too late.
 	second := int64(until/time.Second) + 1
@@ -480,7 +464,7 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 		return ReasonServerLimit, 0
 	}
 	var u *use
-	if limit := b.use(); limit != "" {
+	if limit := b.use; limit != "" {
 		u = c.use(limit)
 		if b.cap > 0 && (u.live >= b.cap || u.yields(b)) {
 			if u.spends(b) {

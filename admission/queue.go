@@ -280,7 +280,7 @@ func (u *use) each(b *bid) time.Duration {
 // it was given there, and nil where it comes for one of the pool, or for none. One that
 // may be a first try comes for a slot that is due.
 func (c *client) own(b *bid) *use {
-	if b.use() == "" || b.counts && b.ask.Retry == 0 {
+	if b.use == "" || b.counts && b.ask.Retry == 0 {
 		return nil
 	}
 	u := c.use(b.limit.Name)

@@ -30,6 +30,10 @@ type rule struct {
 	class  fleet.RequestClass // 0: the request's
 }
 
+// counts reports whether a client's requests in flight count for its limit: by its
+// concurrency, or by what they give back of its tokens.
+func (r *rule) counts() bool { return r.cap > 0 || r.rates.Tokens.Window > 0 }
+
 func (s *settings) route(name string) *route {
 	if r := s.routes[name]; r != nil {
 		return r
@@ -44,6 +48,14 @@ func (r *route) rule(c Client) rule {
 		}
 	}
 	return r.rest
+}
+
+// use is the limit that counts a client's requests in flight; "" is none.
+func (r *route) use(of Client) string {
+	if rule := r.rule(of); r.limit == nil || !rule.counts() {
+		return ""
+	}
+	return r.limit.Name
 }
 
 // otherRoute names what is counted for routes that the configuration does not

@@ -31,18 +31,39 @@ func (d *dues) Pop() any {
 	return last
 }
 
-// sdkWorkers has workers of one key ask without end for so long, as official SDKs do, and
-// returns how many of their operations were served and given up.
-func sdkWorkers(limit fleet.Limit, workers int, takes, length time.Duration) (served, gaveUp int) {
-	limit.Name, limit.Key = "l", fleet.ClientKeyAuthorization
-	begin := time.Now().Truncate(time.Hour)
+// sdkWorkers are workers of one key that ask without end, as official SDKs do: they come back
+// as told, twice, and then their programs have an error.
+type sdkWorkers struct {
+	limit   fleet.Limit // of all
+	workers int
+	takes   time.Duration // an answer: half to one and a half times that …
+	exact   bool          // … or that, each
+	prompt  fleet.Tokens  // of each
+	budget  fleet.Tokens  // of each; 0 draws 50 … 149
+	answers fleet.Tokens  // that each answer has; 0: none tells its usage
+	think   time.Duration // between an answer and the next operation
+	pause   time.Duration // between an error and the next operation
+	// What became of operations: in vain are those that came three times, hopeless those
+	// that were told not to retry.
+	served, inVain, hopeless int
+	returns, returnsInVain   int
+}
+
+// gaveUp is the part of the operations that ended in an error.
+func (w *sdkWorkers) gaveUp() float64 {
+	return float64(w.inVain+w.hopeless) / float64(max(1, w.served+w.inVain+w.hopeless))
+}
+
+func (w *sdkWorkers) run(length time.Duration) {
+	w.limit.Name, w.limit.Key = "l", fleet.ClientKeyAuthorization
+	begin := time.Now().Truncate(24 * time.Hour)
 	var now time.Duration
 	g := admission.New(admission.Options{
 		Limiter: ratelimit.NewEmbedded(), Now: func() time.Time { return begin.Add(now) },
 		Config: &fleet.Config{
 			Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 1000, Endpoints: make([]fleet.Endpoint, 1)}},
 			Routes: []fleet.Route{{Name: "r", Class: fleet.ClassInteractive, FairShare: true}},
-			Limits: []fleet.Limit{limit},
+			Limits: []fleet.Limit{w.limit},
 		},
 	})
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -56,36 +77,56 @@ func sdkWorkers(limit fleet.Limit, workers int, takes, length time.Duration) (se
 	var try func(int)
 	try = func(retry int) {
 		n++
-		a := &admission.Ask{
-			ID: fmt.Sprint(n), Route: "r", Pool: "p", Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("k")), Level: 3,
-			Output: fleet.Tokens(50 + rng.IntN(100)), At: begin.Add(now), Seed: rng.Uint64(), Retry: retry, Counts: true,
+		budget := w.budget
+		if budget == 0 {
+			budget = fleet.Tokens(50 + rng.IntN(100))
 		}
-		switch v := g.Admit(a); {
+		a := &admission.Ask{
+			ID: fmt.Sprint(n), Route: "r", Pool: "p", Client: admission.ClientOf(fleet.ClientKeyAuthorization, []byte("k")), Level: fleet.LevelOf(budget),
+			Input: w.prompt, InputAtLeast: w.prompt / 10, Output: budget, At: begin.Add(now), Seed: rng.Uint64(), Retry: retry, Counts: true,
+		}
+		v := g.Admit(a)
+		if retry > 0 {
+			w.returns++
+			if !v.Admitted {
+				w.returnsInVain++
+			}
+		}
+		switch {
 		case v.Admitted:
 			live++
-			length := takes/2 + time.Duration(rng.Int64N(int64(takes)))
+			takes := w.takes
+			if !w.exact {
+				takes = takes/2 + time.Duration(rng.Int64N(int64(takes)))
+			}
 			tells := func(o fleet.OutcomeKind) {
 				g.Apply(fleet.Outcome{Kind: o, ID: a.ID, Attempt: 1, At: begin.Add(now)})
 			}
 			after(0, func() { tells(fleet.AttemptStarted) })
-			for at := 10 * time.Second; at < length; at += 10 * time.Second {
-				after(at, func() { tells(fleet.Heartbeat) })
+			for beat := 10 * time.Second; beat < takes; beat += 10 * time.Second {
+				after(beat, func() { tells(fleet.Heartbeat) })
 			}
-			after(length, func() {
+			after(takes, func() {
 				live--
-				served++
-				g.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: a.ID, Attempt: 1, At: begin.Add(now), Code: 200, Cause: fleet.CauseOK})
-				begins()
+				w.served++
+				g.Apply(fleet.Outcome{
+					Kind: fleet.RequestEnded, ID: a.ID, Attempt: 1, At: begin.Add(now), Code: 200, Cause: fleet.CauseOK,
+					Usage: fleet.Usage{Known: w.answers > 0, Input: w.prompt, Output: w.answers},
+				})
+				after(w.think, begins)
 			})
-		case !v.Refusal.ShouldRetry || retry == 2:
-			gaveUp++
-			after(100*time.Millisecond, begins)
+		case !v.Refusal.ShouldRetry:
+			w.hopeless++
+			after(w.pause, begins)
+		case retry == 2:
+			w.inVain++
+			after(w.pause, begins)
 		default:
 			after(v.Refusal.RetryAfter+2*time.Millisecond, func() { try(retry + 1) })
 		}
 	}
 	begins = func() { try(0) }
-	for i := range workers {
+	for i := range w.workers {
 		after(time.Duration(i)*7*time.Millisecond, begins)
 	}
 	var tick func()
@@ -99,7 +140,6 @@ func sdkWorkers(limit fleet.Limit, workers int, takes, length time.Duration) (se
 		now = e.at
 		e.do()
 	}
-	return served, gaveUp
 }
 
 // sdkLoad is workers of one key behind a limit, for so long.
@@ -114,11 +154,11 @@ func (l sdkLoad) run(t *testing.T, name string) {
 	if admission.Raced {
 		t.Skip("a simulation has one goroutine, and takes ten times as long with the race detector: .ci/run runs them without")
 	}
-	served, gaveUp := sdkWorkers(l.limit, l.workers, l.takes, l.length)
-	part := float64(gaveUp) / float64(max(1, served+gaveUp))
-	t.Logf("%s: %d served, %.2f given up", name, served, part)
-	if part > l.gaveUp {
-		t.Errorf("%s: of %d operations %.2f were given up; want %.2f at most", name, served+gaveUp, part, l.gaveUp)
+	w := sdkWorkers{limit: l.limit, workers: l.workers, takes: l.takes, pause: 100 * time.Millisecond}
+	w.run(l.length)
+	t.Logf("%s: %d served, %.2f given up", name, w.served, w.gaveUp())
+	if w.gaveUp() > l.gaveUp {
+		t.Errorf("%s: beside %d operations that were served %.2f were given up; want %.2f at most", name, w.served, w.gaveUp(), l.gaveUp)
 	}
 }
 

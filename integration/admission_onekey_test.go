@@ -11,16 +11,25 @@ import (
 	"time"
 )
 
+// limiting is a provider that has limited keys that begin with spent, and counts their
+// requests; others it answers well.
+func limiting(spent *atomic.Int64, well http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.Header.Get("authorization"), "Bearer spent") {
+			spent.Add(1)
+			w.Header().Set("retry-after", "30")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		well(w, r)
+	})
+}
+
 // TestOneKeysOwn429LeavesOthersAlone: a provider limits each key for itself, and one has
 // used its limit up. Others are served there before, after and meanwhile.
 func TestOneKeysOwn429LeavesOthersAlone(t *testing.T) {
 	m := newModelServer(t)
-	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("authorization") == "Bearer spent" {
-			w.Header().Set("retry-after", "30")
-			w.WriteHeader(http.StatusTooManyRequests)
-		}
-	}))
+	m.answerWith(limiting(new(atomic.Int64), func(http.ResponseWriter, *http.Request) {}))
 	s := startServed(t, fmt.Sprintf(`groups:
   - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
 pools:
@@ -47,13 +56,7 @@ routes:
 func TestOneKeyOfAnAddressLeavesItsOthersAlone(t *testing.T) {
 	m := newModelServer(t)
 	var spent atomic.Int64
-	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("authorization") == "Bearer spent" {
-			spent.Add(1)
-			w.Header().Set("retry-after", "30")
-			w.WriteHeader(http.StatusTooManyRequests)
-		}
-	}))
+	m.answerWith(limiting(&spent, func(http.ResponseWriter, *http.Request) {}))
 	s := startServed(t, fmt.Sprintf(`groups:
   - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
 pools:
@@ -91,13 +94,7 @@ func TestAKeyThatAProviderLimitsTakesTheFallbacksPlaces(t *testing.T) {
 	}
 	provider, next := newModelServer(t), newModelServer(t)
 	var spent atomic.Int64
-	provider.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("authorization") == "Bearer spent" {
-			spent.Add(1)
-			w.Header().Set("retry-after", "30")
-			w.WriteHeader(http.StatusTooManyRequests)
-		}
-	}))
+	provider.answerWith(limiting(&spent, func(http.ResponseWriter, *http.Request) {}))
 	next.answerWith(taking(300 * time.Millisecond))
 	s := startServed(t, fmt.Sprintf(`groups:
   - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
@@ -147,16 +144,7 @@ func TestManyKeysThatAProviderLimitsLeaveOthersAlone(t *testing.T) {
 	}
 	m := newModelServer(t)
 	var spent atomic.Int64
-	answers := taking(2 * time.Second)
-	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.Header.Get("authorization"), "Bearer spent") {
-			spent.Add(1)
-			w.Header().Set("retry-after", "30")
-			w.WriteHeader(http.StatusTooManyRequests)
-			return
-		}
-		answers.ServeHTTP(w, r)
-	}))
+	m.answerWith(limiting(&spent, taking(2*time.Second).ServeHTTP))
 	s := startServed(t, fmt.Sprintf(`groups:
   - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
 pools:
