@@ -137,8 +137,7 @@ func (g *Gate) Admit(a *Ask) Verdict {
 	if v.Reason != ReasonAdmitted {
 		return v
 	}
-	got := g.reserve(&b)
-	g.learn(&b, c, &got)
+	got := g.consult(&b, c)
 	if got.Admitted && g.claim(&b, c, got.Ticket) {
 		b.pool.levels[a.Level].guess(max(0, a.Input), max(0, a.Output))
 		g.count.admitted(&b, got.Ticket)
@@ -177,16 +176,37 @@ func (g *Gate) try(b *bid) (*client, Verdict) {
 	return c, Verdict{Reason: why, Concurrency: hint}
 }
 
-// giveBack refuses a request that was counted already, for what the limiter said.
-func (g *Gate) giveBack(b *bid, c *client, got *Reservation) Verdict {
-	v := Verdict{Reason: got.Reason, Standing: b.standing(*got)}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// consult asks the limiter. If that panics, the place is given back.
+func (g *Gate) consult(b *bid, c *client) (got Reservation) {
+	answered := false
+	defer func() {
+		if !answered {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			g.takeOut(c, b)
+		}
+	}()
+	got = g.reserve(b)
+	answered = true
+	g.learn(b, c, &got)
+	return got
+}
+
+// takeOut takes a request that was counted out of flight. The client is locked.
+func (g *Gate) takeOut(c *client, b *bid) {
 	b.reserved.back = b.reserved.tokens
 	c.leave(b.pool, b.class, b.use, b.ends, &b.reserved)
 	g.aways.unask(b.ask.credential(), b.pool, b.now, b.now)
 	b.pool.leave(b.ask.Level)
 	b.unfresh()
+}
+
+// giveBack refuses a request that was counted already, for what the limiter said.
+func (g *Gate) giveBack(b *bid, c *client, got *Reservation) Verdict {
+	v := Verdict{Reason: got.Reason, Standing: b.standing(*got)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g.takeOut(c, b)
 	why := got.Reason
 	if got.Transient && !got.Admitted { // what is told of the window is only a part's
 		why = ReasonLimiterDown

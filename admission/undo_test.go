@@ -248,6 +248,30 @@ func TestRequestThatFindsTheTableFullGivesAllBack(t *testing.T) {
 	}
 }
 
+// failing is a limiter that panics.
+type failing struct{}
+
+func (failing) Reserve(LimitKey, Rates, fleet.Tokens, time.Time) Reservation { panic("no limiter") }
+func (failing) Settle(Ticket, fleet.Tokens)                                  {}
+
+func TestLimiterThatPanicsKeepsNoPlace(t *testing.T) {
+	w := newWorld(config(rated(1)), 100, failing{})
+	for range 3 {
+		a := w.ask("a")
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the limiter was not asked: a place is still taken")
+				}
+			}()
+			w.Admit(&a)
+		}()
+	}
+	if n := counted(t, w.Gate); n != 0 {
+		t.Errorf("%d in flight; want none", n)
+	}
+}
+
 func TestReloadKeepsTheCountsOfPools(t *testing.T) {
 	w := newWorld(config(), 100, nil)
 	var ids []string
