@@ -107,6 +107,7 @@ type account struct {
 	live   int
 	ends   ends
 	mean   float64 // of live, over demandOver
+	pace   pace
 	slots  slots
 	came   time.Duration // when a request came last
 	// held are requests, by level, that came back and are held.
@@ -336,6 +337,7 @@ func (a *account) places(share float64, alone bool) int {
 func (g *Gate) meet(b *bid) *client {
 	c := g.clients.lock(b.ask.Client, b.now)
 	c.tried(b)
+	b.takes = c.takes(b)
 	b.away = g.aways.from(b.ask.credential(), b.pool)
 	b.counts = b.ask.Counts && (b.ask.Retry > 0 || c.returns && b.now <= c.returned+tellsFor && c.unused(b.now) < someLapsed)
 	return c

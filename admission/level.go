@@ -58,7 +58,7 @@ type level struct {
 
 	// Sums since the last step.
 	ended                    atomic.Int64
-	toldEnds, toldFor        atomic.Int64 // ends that logs told of, and time in flight, ns
+	toldEnds, toldFor        atomic.Int64 // ends that logs told of, as far as they count, and time in flight, ns
 	took, tookIn, tookOut    atomic.Int64 // ends that generated, and their tokens
 	asked, askedIn, askedOut atomic.Int64 // admissions, and their estimates
 	// loose counts requests that found no room in the table of claims, by the

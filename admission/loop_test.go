@@ -21,6 +21,9 @@ type caller struct {
 	think    time.Duration
 	class    fleet.RequestClass
 	level    fleet.BurstLevel
+	takes    time.Duration // mean time in flight of its requests, if not its level's
+	fails    bool          // they are answered with an error
+	every    time.Duration // sends one after each such time, whatever becomes of the others
 	hammers  bool          // retries at once, whatever it is told
 	blind    bool          // sleeps 50 ms, whatever it is told, and tells of no retries
 	waits    bool          // returns as told until it enters, and tells of no retries …
@@ -164,7 +167,11 @@ func (l *loop) handle(e event) {
 		return
 	}
 	if e.ends != "" && e.told {
-		l.end(e.ends)
+		if c.fails {
+			l.Apply(fleet.Outcome{Kind: fleet.RequestEnded, ID: e.ends, Code: 400, Cause: fleet.CauseClientError, At: l.clock.now()})
+		} else {
+			l.end(e.ends)
+		}
 		l.live--
 		return
 	}
@@ -183,11 +190,14 @@ func (l *loop) handle(e event) {
 		if e.at >= l.since {
 			c.ended++
 		}
-		if c.tries > 0 {
+		if c.tries > 0 || c.every > 0 {
 			return
 		}
 		heap.Push(&l.queue, event{at: e.at + l.about(c.think), of: c})
 		return
+	}
+	if c.every > 0 && e.held == nil {
+		heap.Push(&l.queue, event{at: e.at + c.every, of: c})
 	}
 	if c.foreign {
 		l.enterForeign(e)
@@ -219,6 +229,9 @@ func (l *loop) handle(e event) {
 		l.live++
 		l.byLevel[c.level]++
 		takes := l.lasts[c.level]
+		if c.takes > 0 {
+			takes = c.takes
+		}
 		if l.slow > 0 && e.at >= l.slowAt {
 			takes = time.Duration(float64(takes) * l.slow)
 		}
@@ -239,6 +252,7 @@ func (l *loop) handle(e event) {
 		l.sentAway++
 	}
 	switch {
+	case c.every > 0:
 	case c.tries > 0 && (!r.ShouldRetry || e.retry == c.tries-1):
 		c.stopped++
 	case c.tries > 0:

@@ -26,15 +26,15 @@ func (g *Gate) Apply(o fleet.Outcome) (passed string) {
 		g.remember(&o)
 		if k, ok := g.claims.take(o.ID); ok {
 			k.sight(at)
-			k.pool.levels[k.level].toldEnds.Add(1)
-			if o.Cause == fleet.CauseOK && o.Code < 400 {
+			good := o.Cause == fleet.CauseOK && o.Code < 400
+			if good {
 				k.pool.levels[k.level].answers.add(at - k.began)
 				g.aways.welcome(&k, &o, at)
 			} else {
 				g.aways.unask(k.credential, k.pool, k.began, at)
 			}
 			g.account(&k, &o, at)
-			k.release()
+			k.finish(at, good)
 			k.excuse(&o, at)
 		}
 	}

@@ -110,7 +110,8 @@ func (a *account) course(now time.Duration, of fleet.BurstLevel, each time.Durat
 		first := max(0, time.Duration(a.pool.firstEnd.Load())-now-retryFloor)
 		return course{now: now, even: true, each: float64(each) / queueShare, from: first}
 	}
-	s := a.pool.levels[of].shareOf(a.live, each)
+	l := &a.pool.levels[of]
+	s := l.shareOf(a.live, each, a.takes(l))
 	return a.ends.course(now, &s)
 }
 
@@ -141,13 +142,14 @@ func (u *use) queued(now time.Duration, b *bid) time.Duration {
 
 // course is how places of the limit become free.
 func (u *use) course(now time.Duration, b *bid) course {
-	s := b.pool.levels[b.ask.Level].shareOf(u.live, u.each(b))
+	s := b.pool.levels[b.ask.Level].shareOf(u.live, u.each(b), b.takes)
 	return u.ends.course(now, &s)
 }
 
-// shareOf is a share of which so many of the level are in flight, and one ends in each.
-func (l *level) shareOf(live int, each time.Duration) share {
-	s := share{live: live, each: max(1, each), takes: time.Duration(max(1, l.expected.Load())), least: l.least()}
+// shareOf is a share of which so many of the level are in flight, for so long each, and one
+// ends in each.
+func (l *level) shareOf(live int, each, takes time.Duration) share {
+	s := share{live: live, each: max(1, each), takes: takes, least: l.least()}
 	if l.cold.Load() > 0 {
 		s.takes = max(s.takes, 2*coldLeast) // or slots of a guess would be all at once
 	}
@@ -273,7 +275,7 @@ func (u *use) yields(b *bid) bool {
 
 // each is the time between two ends of a client's own requests.
 func (u *use) each(b *bid) time.Duration {
-	return span(float64(b.pool.levels[b.ask.Level].expected.Load()) / float64(b.cap))
+	return span(float64(b.takes) / float64(b.cap))
 }
 
 // own returns the client's part of a limit where the request comes for a slot that
@@ -314,5 +316,5 @@ func (a *account) each(of fleet.BurstLevel, share float64, alone bool) time.Dura
 		}
 	}
 	share = min(share*math.Float64frombits(l.gain.Load()), whole)
-	return time.Duration(min(float64(l.expected.Load())/max(share, 1e-3), float64(time.Hour)))
+	return time.Duration(min(float64(a.takes(l))/max(share, 1e-3), float64(time.Hour)))
 }

@@ -90,7 +90,7 @@ func (a *account) turn(b *bid, accounts int64) turn {
 		line: &l.line, tail: b.pool.tailOf(b.ask.Level), most: a.places(share, alone),
 		alone: alone, drawn: !alone, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each, share), first: a.firstEnd(share),
-		takes: time.Duration(l.expected.Load()), cold: time.Duration(l.cold.Load()),
+		takes: a.takes(l), cold: time.Duration(l.cold.Load()),
 		share: min(share, float64(b.pool.whole.Load())),
 	}
 }
@@ -142,10 +142,9 @@ func (u *use) lineUp(r *Refusal, b *bid, last bool) {
 
 // turn is what the slot of a request behind so many places of its limit goes by.
 func (u *use) turn(b *bid, places int) turn {
-	takes := time.Duration(b.pool.levels[b.ask.Level].expected.Load())
 	return turn{
 		asked: b.now, level: b.ask.Level, seed: b.ask.Seed, early: b.early && b.mine,
-		each: span(float64(takes) / float64(places)), takes: takes, share: float64(places),
+		each: span(float64(b.takes) / float64(places)), takes: b.takes, share: float64(places),
 		cold: time.Duration(b.pool.levels[b.ask.Level].cold.Load()),
 	}
 }

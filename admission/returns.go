@@ -152,7 +152,7 @@ func (u *use) awaitReturns(b *bid, q Quota, last bool) (time.Duration, bool) {
 	from := b.opens()
 	t := u.turn(b, u.live)
 	t.now, t.patience, t.last = from, min(b.patience(retryMax)-(from-b.now), s.ends-from), last
-	places := b.pool.levels[b.ask.Level].shareOf(u.live, t.each)
+	places := b.pool.levels[b.ask.Level].shareOf(u.live, t.each, t.takes)
 	t.course = u.ends.course(from, &places)
 	// Those of earlier windows end first, and give nothing back to this one. One more end:
 	// half of them come later than expected.
@@ -179,7 +179,7 @@ func (u *use) short(b *bid) bool {
 		return false
 	}
 	places := float64(max(1, u.live))
-	each := span(float64(b.pool.levels[b.ask.Level].expected.Load()) / places)
+	each := span(float64(b.takes) / places)
 	promised := u.slots.promised(b.now, each, keptLonger*places, allLevels, u.held, b.ask.Retry > 0)
 	return promised > 0 && float64(s.left-int64(b.cost)) < float64(promised)*s.wants
 }
@@ -187,6 +187,6 @@ func (u *use) short(b *bid) bool {
 // fills is how much of a window a request fills, on average: what it uses, and for as long
 // as it runs what it gives back.
 func (s *reserved) fills(b *bid) int64 {
-	runs := min(1, float64(b.pool.levels[b.ask.Level].expected.Load())/float64(max(1, b.rates.Tokens.Window)))
+	runs := min(1, float64(b.takes)/float64(max(1, b.rates.Tokens.Window)))
 	return int64(float64(b.cost) * min(1, (1-s.part()*(1-runs))/promisedPart))
 }

@@ -1,0 +1,131 @@
+package admission
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// counts is how many of some ends of an account count, which all ran for so long.
+func (p *pace) counts(n int, ran, usual time.Duration, good bool) (counted int) {
+	for range n {
+		if p.end(ran, usual, usual, good) {
+			counted++
+		}
+	}
+	return counted
+}
+
+func TestEndsCountByThePlacesTheyComeOf(t *testing.T) {
+	const usual = 2 * time.Second
+	for _, c := range []struct {
+		name string
+		ran  time.Duration
+		good bool
+		from int
+		to   int
+	}{
+		{"as long as others", usual, true, 1000, 1000},
+		{"half as long", usual / 2, true, 1000, 1000},
+		{"a tenth", usual / 10, true, 195, 205},
+		{"a hundredth", usual / 100, true, 20, 25},
+		{"errors at once", usual / 100, false, 19, 21},
+		{"errors at last", usual, false, 1000, 1000},
+		{"nothing", 0, true, someEnds, someEnds},
+		{"logs out of order", -time.Second, true, someEnds, someEnds},
+	} {
+		if got := new(pace).counts(1000, c.ran, usual, c.good); got < c.from || got > c.to {
+			t.Errorf("%s: %d of 1000 ends count; want %d … %d", c.name, got, c.from, c.to)
+		}
+	}
+	if new(pace).counts(1, usual/100, usual, false) != 0 {
+		t.Error("the first request of a client that is refused at once counts as a place that others may have")
+	}
+}
+
+// TestShortAndLongOnesOfOneClientCount: as its places do, over twenty requests.
+func TestShortAndLongOnesOfOneClientCount(t *testing.T) {
+	const short, long = 100 * time.Millisecond, 20 * time.Second
+	var p pace
+	n, mean := 0, (19*short+long)/20
+	for range 50 {
+		n += p.counts(1, long, mean, true) + p.counts(19, short, mean, true)
+	}
+	if n != 1000 {
+		t.Errorf("%d of 1000 ends count; want all", n)
+	}
+}
+
+// TestFasterPoolIsLearned: what every account has had places for is enough to learn it.
+func TestFasterPoolIsLearned(t *testing.T) {
+	var p pace
+	p.counts(100, 20*time.Second, 20*time.Second, true)
+	if n := p.counts(20, 2*time.Second, 20*time.Second, true); n != 20 {
+		t.Errorf("%d of the first 20 short ends count; want all", n)
+	}
+}
+
+func TestAccountsGoByTheirOwnTimes(t *testing.T) {
+	const usual = 10 * time.Second
+	for _, c := range []struct {
+		ran  time.Duration
+		ends int
+		live int
+		want time.Duration
+	}{
+		{usual, 100, 5, usual},
+		{usual / 10, 0, 5, usual},
+		{usual / 10, 2, 0, 5500 * time.Millisecond}, // two of its own, and two of its level
+		{usual / 10, 100, 0, 1346 * time.Millisecond},
+		{usual / 10, 100, 48, 5500 * time.Millisecond}, // of those in flight nothing is known
+		{10 * usual, 100, 0, 96538 * time.Millisecond},
+		{0, 100, 0, 384 * time.Millisecond},
+	} {
+		var p pace
+		p.counts(c.ends, c.ran, usual, true)
+		if got := p.takes(usual, c.live); got.Round(time.Millisecond) != c.want.Round(time.Millisecond) && (got-c.want).Abs() > time.Millisecond {
+			t.Errorf("%d that ran %v, %d in flight: %v; want %v", c.ends, c.ran, c.live, got, c.want)
+		}
+	}
+}
+
+// TestQuickAnswersOfOneClientMakeNobodyElseReturnInVain: some keys have a pool, and another
+// one's requests in the same level end after a hundredth of the time: errors of a program in
+// a loop, or short answers.
+func TestQuickAnswersOfOneClientMakeNobodyElseReturnInVain(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		other caller
+		most  float64 // of the others' operations that are given up
+	}{
+		{"errors", caller{fails: true, every: 33 * time.Millisecond, takes: 20 * time.Millisecond}, 0.15},
+		{"short answers", caller{every: 33 * time.Millisecond, takes: 20 * time.Millisecond}, 0.15},
+		{"SDK workers with short answers", caller{open: 16, sdk: true, takes: 200 * time.Millisecond, think: 300 * time.Millisecond}, 0.2},
+	} {
+		for _, keys := range []struct {
+			n, open int
+			takes   time.Duration
+		}{{2, 16, 2 * time.Second}, {12, 2, 8 * time.Second}} {
+			l := newLoop(t, 16)
+			l.holds, l.blind = true, true
+			l.lasts[3] = keys.takes
+			other := c.other
+			other.name, other.level, other.open = "other", 3, max(1, other.open)
+			all := []*caller{&other}
+			for i := range keys.n {
+				all = append(all, &caller{name: fmt.Sprint("key ", i), open: keys.open, level: 3, sdk: true, think: 300 * time.Millisecond})
+			}
+			l.run(all, 30*time.Second, 6*time.Minute)
+			ended, gaveUp := 0, 0
+			for _, k := range all[1:] {
+				ended += k.ended
+				gaveUp += k.gaveUp
+			}
+			part := float64(gaveUp) / float64(gaveUp+ended)
+			t.Logf("%s beside %d keys of %d, %v: %d served, %.3f given up; of the other %d served, %d given up", c.name, keys.n, keys.open, keys.takes, ended, part, other.ended, other.gaveUp)
+			if part > c.most {
+				t.Errorf("%s beside %d keys of %d, %v: %.3f of their operations are given up; want at most %.2f", c.name, keys.n, keys.open, keys.takes, part, c.most)
+			}
+		}
+	}
+}
