@@ -50,6 +50,8 @@ func (u *use) spends(b *bid) bool {
 // promises are the slots that a client was given for one of its rates: in the windows to
 // come as much of each as the limit lets in, in the order in which they were asked for.
 type promises struct {
+	// length is of the windows that they are in.
+	length time.Duration
 	// next is when the window begins that comes next, as of the last refusal.
 	next time.Duration
 	// window is when the one begins in which the last slot lies, of which taken is
@@ -65,8 +67,12 @@ type promises struct {
 // roll follows the windows, and reports whether a request that is refused comes too early:
 // it was tried before (again), and no slot is due that might be its own. Such a one keeps
 // the last slot: else one worker that asks all the time would promise the windows away
-// that its siblings wait for.
+// that its siblings wait for. Windows of another length are another configuration's, and
+// what was promised in those binds nobody: slots behind them would be as far away as they.
 func (p *promises) roll(begins, window time.Duration, again bool) (early bool) {
+	if p.length != window {
+		*p = promises{length: window}
+	}
 	const part = 2 // clocks of Redis and here may differ by less than half a window
 	if begins-p.next > window/part {
 		p.due = 0

@@ -521,3 +521,37 @@ func TestSeveralAnswersAreJudgedEachByItself(t *testing.T) {
 		t.Errorf("%+v; want it within its level", n)
 	}
 }
+
+// TestReloadThatShortensWindowsIsToldAtOnce: who was refused by the old limit holds up
+// nobody in the new one's windows.
+func TestReloadThatShortensWindowsIsToldAtOnce(t *testing.T) {
+	rate := func(n int64, window time.Duration) fleet.Rate { return fleet.Rate{Amount: n, Window: window} }
+	for name, row := range map[string]struct{ before, after fleet.Limit }{
+		"requests": {fleet.Limit{Requests: rate(10, time.Minute)}, fleet.Limit{Requests: rate(100, time.Second)}},
+		"tokens":   {fleet.Limit{Tokens: rate(1000, time.Minute)}, fleet.Limit{Tokens: rate(10_000, time.Second)}},
+	} {
+		g, now := limited(row.before)
+		*now = noon.Add(5 * time.Second)
+		n := 0
+		told := func() (r admission.Refusal) {
+			for v := (admission.Verdict{Admitted: true}); v.Admitted; n++ {
+				v = g.Admit(ask(n, *now))
+				r = v.Refusal
+			}
+			return r
+		}
+		for range 40 {
+			told()
+		}
+		l := row.after
+		l.Name, l.Key = "team", fleet.ClientKeyAuthorization
+		g.Reconfigure(&fleet.Config{
+			Pools:  []fleet.Pool{{Name: "p", MaxInFlight: 10_000, Endpoints: make([]fleet.Endpoint, 1)}},
+			Routes: []fleet.Route{{Name: "r", Class: fleet.ClassInteractive, Usage: true}},
+			Limits: []fleet.Limit{l},
+		})
+		if r := told(); !r.ShouldRetry || r.RetryAfter > 2*time.Second {
+			t.Errorf("%s: told %+v in a window of a second", name, r)
+		}
+	}
+}

@@ -83,10 +83,11 @@ var usualStart = []byte("Bearer ")
 //
 // It is nil where there is more than one credential: Envoy joins several such
 // headers with a comma, which has no place in a scheme, nor in a credential of
-// these two (RFC 7617, RFC 6750), and where there is none.
+// these two (RFC 7617, RFC 6750), nor has white space, behind which some servers read no
+// further. And it is nil where there is none.
 func canonical(value, scratch []byte) []byte {
 	if key, ok := bytes.CutPrefix(value, usualStart); ok && len(key) > 0 && key[0] != ' ' && key[0] != '\t' {
-		if bytes.IndexByte(key, ',') >= 0 {
+		if several(key) {
 			return nil
 		}
 		return value
@@ -99,7 +100,7 @@ func canonical(value, scratch []byte) []byte {
 	if bytes.IndexByte(scheme, ',') >= 0 {
 		return nil
 	}
-	if isScheme(scheme) && bytes.IndexByte(rest, ',') >= 0 {
+	if isScheme(scheme) && several(rest) {
 		return nil
 	}
 	if len(rest) == 0 {
@@ -115,6 +116,12 @@ func canonical(value, scratch []byte) []byte {
 		scratch = append(scratch, inUsualCase(i, c))
 	}
 	return append(append(scratch, ' '), rest...)
+}
+
+// several reports whether what follows the scheme Bearer or Basic is more than one
+// credential.
+func several(rest []byte) bool {
+	return bytes.IndexByte(rest, ',') >= 0 || bytes.IndexByte(rest, ' ') >= 0 || bytes.IndexByte(rest, '\t') >= 0
 }
 
 // usual reports whether a scheme is spelt with a capital first letter and none

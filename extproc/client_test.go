@@ -36,7 +36,6 @@ func TestTheUsualSpellingCounts(t *testing.T) {
 		{"Bearer K", "Bearer K"}, {"bearer K", "Bearer K"}, {"BEARER  K", "Bearer K"}, {"bEaReR \t K", "Bearer K"}, {"Bearer\tK", "Bearer K"},
 		{"  Bearer K  ", "Bearer K"}, {"Bearer k", "Bearer k"}, {"basic YTpi", "Basic YTpi"}, {"Basic YTpi", "Basic YTpi"},
 		{"bearer " + long[len("Bearer "):], long}, {long, long},
-		{"Bearer a  b", "Bearer a  b"}, {"Bearer Bearer K", "Bearer Bearer K"},
 		{"DIGEST username=a, uri=b", "Digest username=a, uri=b"}, {"AWS4-HMAC-SHA256 Credential=a, Signature=b", "Aws4-hmac-sha256 Credential=a, Signature=b"},
 		{"sk-Plain", "Bearer sk-Plain"}, {" sk-Plain ", "Bearer sk-Plain"}, {"SK-PLAIN", "Bearer SK-PLAIN"}, {"Bearer sk-Plain", "Bearer sk-Plain"},
 	} {
@@ -57,7 +56,7 @@ func TestTheUsualSpellingIsOne(t *testing.T) {
 		sent := []byte(randomCase(t, scheme) + rapid.StringMatching(`[ \t]{1,4}`).Draw(t, "blanks") + key)
 		before := string(sent)
 		want := strings.ToUpper(scheme[:1]) + strings.ToLower(scheme[1:]) + " " + key
-		if strings.Contains(key, ",") && (strings.EqualFold(scheme, "bearer") || strings.EqualFold(scheme, "basic")) {
+		if strings.ContainsAny(key, ", \t") && (strings.EqualFold(scheme, "bearer") || strings.EqualFold(scheme, "basic")) {
 			want = ""
 		}
 		once := canonical(sent, nil)
@@ -90,7 +89,7 @@ func randomCase(t *rapid.T, s string) string {
 func TestWhatMayBeTwoCredentialsIsNone(t *testing.T) {
 	address := admission.ClientOf(fleet.ClientKeyAddress, []byte("192.0.2.7"))
 	for _, sent := range []string{
-		"Bearer a,Bearer b", "bearer a, x", "BASIC YTpi,Bearer b", "Bearer a,", "a,Bearer b", "a,b", ",Bearer b",
+		"Bearer a,Bearer b", "bearer a, x", "BASIC YTpi,Bearer b", "Bearer a,", "a,Bearer b", "a,b", ",Bearer b", "Bearer a b", "Bearer a \t b", "bearer  a b", "Bearer Bearer a", "basic YTpi x",
 		"Bearer", "bearer ", "BASIC", " ", "",
 	} {
 		if got := askedBy(t, fleet.DialectOpenAI, shows("authorization", sent)); got != address {
