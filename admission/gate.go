@@ -498,7 +498,7 @@ func (c *client) enter(b *bid) (why Reason, hint int) {
 		}
 	}
 	share := b.pool.shareOf(b.weight)
-	if b.fair && a.room(share) == 0 && b.pool.keeps(a, share) {
+	if b.fair && a.room(share) == 0 && (b.pool.keeps(a, share) || a.lingers(b)) {
 		return ReasonShare, 0
 	}
 	if b.fair && a.defers(b) {

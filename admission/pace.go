@@ -22,6 +22,10 @@ const (
 	// quick is how many times as often as a level's the requests of an account may end. A
 	// choice: who has the level's shorter half is no exception yet.
 	quick = 2
+	// slow is how many times as long as its level's an account's requests run of which it
+	// has no more than its share beside others that wait, also where a place is free. A choice:
+	// beside it who waits may find the place taken for that long.
+	slow = 2
 	// mostCredit is for how many ends an account may have had places before. Where one in
 	// twenty of an account's requests is long, as many short ones lie between two of them;
 	// and when a pool becomes faster, it is learned by as many ends of each account.
@@ -87,6 +91,19 @@ func (c *client) takes(b *bid) time.Duration {
 		return a.takes(l)
 	}
 	return time.Duration(max(1, l.expected.Load()))
+}
+
+// lingers reports whether requests of the account are in flight for far longer than others
+// of their level: by those that ended, or by half of those that run. Past its share it takes
+// no place then that others leave free for a moment, since it would keep it for long.
+func (a *account) lingers(b *bid) bool {
+	l := &b.pool.levels[b.ask.Level]
+	long := slow * time.Duration(l.expected.Load())
+	if a.alone() {
+		return false
+	}
+	begins := a.ends.at // and l.least after them
+	return a.takes(l) > long || len(begins) > 0 && b.now-begins[len(begins)/2] > long
 }
 
 // finish ends a claim, of a request that was answered well or not.

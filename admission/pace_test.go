@@ -129,3 +129,27 @@ func TestQuickAnswersOfOneClientMakeNobodyElseReturnInVain(t *testing.T) {
 		}
 	}
 }
+
+// TestLongAnswersOfOneClientTakeNoMoreThanItsShare: one key asks all the time, whatever it is
+// told, and keeps each place for long, beside some that come when they are told to.
+func TestLongAnswersOfOneClientTakeNoMoreThanItsShare(t *testing.T) {
+	for _, c := range []struct {
+		places, keys, open int
+		takes              time.Duration
+	}{{16, 8, 4, 20 * time.Second}, {16, 8, 4, time.Minute}, {64, 32, 4, time.Minute}} {
+		l := newLoop(t, c.places)
+		l.holds, l.blind = true, true
+		l.lasts[3] = 2 * time.Second
+		hog := &caller{name: "hog", level: 3, open: 1, every: 33 * time.Millisecond, takes: c.takes, from: 30 * time.Second}
+		all := []*caller{hog}
+		for i := range c.keys {
+			all = append(all, &caller{name: fmt.Sprint("key ", i), open: c.open, level: 3, sdk: true, think: 300 * time.Millisecond})
+		}
+		l.run(all, 2*time.Minute, 8*time.Minute)
+		fair := float64(c.places) / float64(c.keys+1)
+		t.Logf("%+v: %.1f places; its share is %.1f", c, l.shares[hog], fair)
+		if got := l.shares[hog]; got > 2*fair {
+			t.Errorf("%+v: it has %.1f places on average; its share is %.1f", c, got, fair)
+		}
+	}
+}
