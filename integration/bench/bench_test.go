@@ -313,8 +313,8 @@ func TestTableTellsRatiosAndBars(t *testing.T) {
 		"over the stock server, which handles no logs | 400 | ≤ 1.10 | 1.15 (1.15 … 1.15) | 7 of 7 | missed | 1.20 (1.20 … 1.20) | 7 of 7 | missed |",
 		"| added p50: headers only, over the stock server | 400 | ≤ 1.05 | 0.95 (0.95 … 0.95) | 7 of 7 | held |",
 		"over the stock server, Envoy logging in both | 400 | ≤ 1.15 | 1.50 (1.50 … 1.50) | 7 of 7 | missed |",
-		"| no ext_proc | 1500 | < 1000 … 2250 |",
-		"| stock ext_proc, empty answer | < 1000 | < 1000 … 1500 |",
+		"| no ext_proc | 1500 | < 400 … 2250 |",
+		"| stock ext_proc, empty answer | < 400 | < 400 … 1500 |",
 		"Not searched: stock, GC tuned; ",
 	} {
 		if !strings.Contains(text, want) {

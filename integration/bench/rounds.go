@@ -120,13 +120,16 @@ const (
 	// mostP99 is the latency that the highest rate must keep.
 	mostP99 = 10 * time.Millisecond
 	// lowestRate is where a search begins.
-	lowestRate = 1000
+	lowestRate = 400
 	coarseStep = 1.5
 	fineSteps  = 4
 )
 
 // searched are the pieces whose highest rate is looked for.
-var searched = []string{"plain", "stock", "fairlead", "stock-logs", "fairlead-logs", "fairlead-body-logs"}
+var searched = []string{
+	"plain", "stock", "fairlead", "stock-logs", "fairlead-logs", "stock-body", "fairlead-body", "fairlead-body-logs",
+	"plain-60k", "stock-60k", "fairlead-60k",
+}
 
 // highestRates looks, for each piece, for the highest rate at which 99 % of the
 // answers come within mostP99 and every request was decided about, and returns one result per search.

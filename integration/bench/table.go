@@ -229,7 +229,7 @@ func (t *table) highestRates(line func(string, ...any)) {
 		return
 	}
 	line("## Highest rate with p99 within %v\n", mostP99)
-	line("Open loop, %d B bodies, one Envoy worker; steps of %.0f %%, then the last step halved %d times; %d searches.", smallBody, 100*(coarseStep-1), fineSteps, t.searches)
+	line("Open loop, %d B bodies where no other length is named, one Envoy worker; steps of %.0f %%, then the last step halved %d times; %d searches.", smallBody, 100*(coarseStep-1), fineSteps, t.searches)
 	line("Each search begins at %d requests/s, the lowest rate that is tried; \"< %d\" says that this one failed already.", lowestRate, lowestRate)
 	line("Not searched: %s.\n", strings.Join(notSearched(), "; "))
 	line("| piece | requests/s, median | lowest … highest |")
