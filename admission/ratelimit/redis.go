@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -272,11 +273,12 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 	m.counts.calls.Add(1)
 	if err != nil {
 		m.counts.errors.Add(1)
-		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+		if late(err) {
 			m.counts.timeouts.Add(1)
 		}
 		if m.link.Load() == l { // else it is cut, and that is what the error tells of
-			m.lastError.Store(&err)
+			cause := m.explain(err)
+			m.lastError.Store(&cause)
 		}
 		q.end(nil)
 		done(err)
@@ -287,6 +289,20 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 	q.end(&ans)
 	c.fill(a, &ans)
 	return true
+}
+
+// late says that the error is of an answer that did not come in time.
+func late(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// explain names the deadline that an answer was later than: such a server may be there
+// and answer everybody else.
+func (m *Redis) explain(err error) error {
+	if !late(err) {
+		return err
+	}
+	return fmt.Errorf("its answer was later than %v (serve.redis.deadline): %w", m.redis.Deadline, err)
 }
 
 // question returns what is asked. Its account waits for its end.

@@ -350,7 +350,11 @@ func TestServerSlowerThanTheDeadlineIsNotUsed(t *testing.T) {
 		}
 	})
 	m := replicas(t, fleet.Redis{Address: address, Deadline: 40 * time.Millisecond}, 1)[0]
+	const cause = "its answer was later than 40ms (serve.redis.deadline)"
 	eventually(t, "it is told", func() bool { return m.log.count("redis does not answer") == 1 })
+	if m.log.count(cause) != 1 {
+		t.Errorf("%s; want %q in it", m.log.String(), cause)
+	}
 	if a := m.Reserve(client("a"), requests(10, calm()), 0, time.Now()); !a.Local || m.Counters().Connects != 0 {
 		t.Errorf("%+v, %+v", a, m.Counters())
 	}
@@ -366,6 +370,9 @@ func TestServerSlowerThanTheDeadlineIsNotUsed(t *testing.T) {
 	down(t, m, nil)
 	if c := m.Counters(); c.Timeouts < tripAfter || c.Calls > tripAfter {
 		t.Errorf("%+v", c)
+	}
+	if err := *m.lastError.Load(); !strings.Contains(err.Error(), cause) {
+		t.Errorf("%v; want %q in it", err, cause)
 	}
 	lost, failures := m.lost.Load(), m.Counters().Failures
 	eventually(t, "probes are late too", func() bool { return m.Counters().Failures > failures+2 })

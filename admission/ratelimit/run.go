@@ -101,7 +101,7 @@ func (m *Redis) connect(ctx context.Context) (*link, error) {
 	}
 	done, err := m.breaker.Allow()
 	if err == nil {
-		err = m.probe(ctx, l, m.redis.Deadline)
+		err = m.explain(m.probe(ctx, l, m.redis.Deadline))
 		done(err)
 	}
 	if err != nil {
