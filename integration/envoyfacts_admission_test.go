@@ -587,7 +587,14 @@ routes:
 	})
 	t.Run("dead", func(t *testing.T) {
 		p.kill()
+		// What serve is not there to count Envoy counts: check sends four requests, two
+		// to routes that fail closed.
+		const asked, passed = "http.fairlead.ext_proc.streams_failed", "http.fairlead.ext_proc.failure_mode_allowed"
+		failed, _ := e.Stat(asked)
+		allowed, _ := e.Stat(passed)
 		check(t)
+		e.WaitStat(asked, func(n int64) bool { return n == failed+4 })
+		e.WaitStat(passed, func(n int64) bool { return n == allowed+2 })
 	})
 }
 

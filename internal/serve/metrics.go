@@ -295,7 +295,7 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 				o.Observe(n, metric.WithAttributes(attribute.String("code", k.code), attribute.String("cause", k.cause)))
 			})
 		}},
-		{"fairlead.requests.undecided", "Requests without a decision: ext_proc was dead, or later than its message timeout of 200 ms. Those that passed reached a server, neither steered nor limited; those refused got a 503, as where a route fails closed.", func(o metric.Int64Observer) {
+		{"fairlead.requests.undecided", "Requests without a decision: ext_proc was dead, or later than its message timeout of 200 ms. Those that passed reached a server, neither steered nor limited; those refused got a 503, as where a route fails closed. What ended while serve itself was dead is not in it: Envoy's http.fairlead.ext_proc.failure_mode_allowed and streams_failed count that.", func(o metric.Int64Observer) {
 			// Both from the begin on: a rate needs a value before the first.
 			o.Observe(m.undecided.passed.Load(), metric.WithAttributes(attribute.String("result", "passed")))
 			o.Observe(m.undecided.refused.Load(), metric.WithAttributes(attribute.String("result", "refused")))
