@@ -31,6 +31,9 @@ type account struct {
 	closed                int64 // the last epoch that is closed; 0 before the first
 	now, before           epoch // before: late and not closed; its number is 0 if there is none
 	requests, tokens      tally
+
+	queued bool // its key waits to be told, or is being told
+	look   bool // to be told even if that says nothing new, for what the answer says
 }
 
 // epoch is a run of questions.
@@ -195,6 +198,37 @@ func (a *account) untold(w windows) (requests, tokens int64) {
 	return a.requests.untold(w.requests), a.tokens.untold(w.tokens)
 }
 
+// queue says that the account's key must be queued: it was not yet. look has the server
+// asked though there is nothing to tell it.
+func (a *account) queue(look bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.look = a.look || look
+	if a.queued {
+		return false
+	}
+	a.queued = true
+	return true
+}
+
+// unqueue notes that the key found no room.
+func (a *account) unqueue() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.queued, a.look = false, false
+}
+
+// due says that the server must be told, now that it is the key's turn; else the key is
+// no longer queued. What windows that are over held is of no use to anybody.
+func (a *account) due(w windows) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	news := a.version > a.acknowledged
+	a.queued = a.look || a.requests.due(w.requests, news) || a.tokens.due(w.tokens, news)
+	a.look = false
+	return a.queued
+}
+
 // over says that nothing the account holds counts any more, and nothing is asked.
 func (a *account) over(k *key, w windows) bool {
 	a.mu.Lock()
@@ -229,6 +263,12 @@ func (t *tally) acknowledge(s stated, n int64) {
 	if s.window == t.window && n >= s.window {
 		t.told = s.alone
 	}
+}
+
+// due says that the server must be told of the window n. One that begins there later than
+// here has not been counted, though the statement was acknowledged.
+func (t *tally) due(n int64, news bool) bool {
+	return n > 0 && t.window == n && (news || t.alone != t.told)
 }
 
 // untold is of the window n, or of a later one if that is the tally's: the clock

@@ -34,6 +34,7 @@ type asked struct {
 	told    *told
 	answer  *answer // that has not been delivered
 	waiting bool
+	tells   bool // and asks for nothing
 }
 
 // told is one admission by the server: what it says is used, and whether anybody
@@ -71,6 +72,12 @@ func (w *world) ask(by int) *asked {
 	return q
 }
 
+// tell has a replica state what it did, by a question that is in the air then.
+func (w *world) tell(by int) {
+	c := claimTelling(claimOf(w.k, w.r, 0).key, time.Now().UnixNano(), 0)
+	w.air = append(w.air, &asked{question: w.replicas[by].question(c), claim: c, by: by, waiting: true, tells: true})
+}
+
 // reach has the server execute a question.
 func (w *world) reach(q *asked) {
 	ans, err := q.ask(w.t.Context(), w.client)
@@ -83,7 +90,10 @@ func (w *world) reach(q *asked) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.refused = w.refused || ans.reason == admission.ReasonRequests
+	w.refused = w.refused || ans.reason == admission.ReasonRequests && !q.tells
+	if q.tells && ans.reason != admission.ReasonRequests {
+		w.t.Fatalf("what asks for nothing was answered %+v", ans)
+	}
 	if q.waiting && q.answer == nil {
 		q.answer = &ans
 		if ans.reason == admission.ReasonAdmitted {
@@ -191,6 +201,10 @@ func (w *world) step() {
 		}
 		return
 	}
+	if w.do("tells", 6) == 0 {
+		w.tell(w.do("replica", len(w.replicas)))
+		return
+	}
 	if len(w.air) == 0 || w.do("asks", 3) == 0 {
 		w.ask(w.do("replica", len(w.replicas)))
 		return
@@ -200,7 +214,7 @@ func (w *world) step() {
 	case q.waiting && q.answer != nil && w.do("in time", 4) > 0:
 		w.hear(q)
 	case q.waiting && w.do("late", 3) == 0:
-		w.lose(q, w.do("admits", 2) == 0)
+		w.lose(q, !q.tells && w.do("admits", 2) == 0)
 	case !q.waiting || q.answer == nil:
 		w.reach(q) // the first time, or again
 	}
@@ -210,7 +224,7 @@ func (w *world) step() {
 func (w *world) end() {
 	for _, q := range w.air {
 		if q.waiting {
-			w.lose(q, w.do("admits", 2) == 0)
+			w.lose(q, !q.tells && w.do("admits", 2) == 0)
 		}
 	}
 	if w.do("before the last word", 2) == 0 {
@@ -581,13 +595,40 @@ func TestTheRunOfAnEarlierWindowGivesNothingBack(t *testing.T) {
 	}
 	s.expect(last, 3, 15)
 	ends := s.turn(last)
+	for i := range int64(2) {
+		s.expect(s.ask(statement{}), i+1, 5*(i+1)) // another's
+	}
 	s.c.cost = 2000 // which is refused
-	for i, total := range []int64{3, 0} {
+	for i, total := range []int64{1, 0} {
 		ans := s.ask(statement{
 			account: 1, epoch: 1, version: int64(2 + i), requests: stated{end: ends.requests.end, total: total},
 		})
 		if ans.reason != admission.ReasonTokens || ans.requests.used != 3 {
 			t.Errorf("%+v, want it refused with 3 requests used", ans)
+		}
+	}
+}
+
+// TestARunGoesOnWithWhatIsStated: nobody but the caller's own has been told of any of it.
+func TestARunGoesOnWithWhatIsStated(t *testing.T) {
+	s := newStating(t)
+	var last answer
+	for range 3 {
+		last = s.ask(statement{account: 1, epoch: 1, version: 1}) // two of them late
+	}
+	s.expect(last, 3, 15)
+	alone := func(n int64) stated { return stated{end: last.requests.end, total: n} }
+	s.seen.requests = count{end: last.requests.end, used: 1}
+	s.c.cost = 2000 // which is refused
+	for i, step := range []struct {
+		closed, total, want int64
+	}{
+		{0, 1, 4}, // the first that was admitted alone
+		{1, 3, 3}, // both, and the one by an answer
+	} {
+		ans := s.ask(statement{account: 1, epoch: 2, closed: step.closed, version: int64(2 + i), requests: alone(step.total)})
+		if ans.reason != admission.ReasonTokens || ans.requests.used != step.want {
+			t.Errorf("%+v, want it refused with %d requests used", ans, step.want)
 		}
 	}
 }

@@ -77,7 +77,7 @@ local
   stated_r, stated_t,
   -- requests in the count that are nobody's: late questions made them;
   spare,
-  -- the count before and after the caller's last run of reservations;
+  -- the count before and after the caller's last run of reservations and statements;
   from, to,
   -- the newest epoch that is not closed, and what the count holds of it; the one
   -- before, if that is not closed either.
@@ -113,7 +113,10 @@ local function take()
   -- A request can't simply be taken back: somebody may have been told by now that
   -- less remains. It stands for the next one that is stated.
   spare = spare + counted_r - stated_r
-  if spare < 0 then requests, spare = requests - spare, 0 end
+  if spare < 0 then
+    if to == requests then to = requests - spare end -- nobody is told by the server of these
+    requests, spare = requests - spare, 0
+  end
   -- But where none but the caller reserved since, and nothing in epochs that are
   -- open, all who were told anything are known: it has seen the last of them.
   if spare > 0 and to == requests and old_r + new_r == 0 and seen_r <= at_r then

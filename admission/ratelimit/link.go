@@ -28,6 +28,9 @@ var errLinkClosed = errors.New("the connection was given up")
 type link struct {
 	client rueidis.Client
 
+	stop    context.CancelFunc // ends the telling; nil: nothing is told by it
+	telling sync.WaitGroup
+
 	mu     sync.Mutex
 	closed bool
 	conns  map[net.Conn]struct{} // as many as the client has: at most 4 a node
@@ -175,8 +178,12 @@ func (l *link) cut() {
 }
 
 func (l *link) close() {
+	if l.stop != nil {
+		l.stop()
+	}
 	l.cut()
 	l.client.Close()
+	l.telling.Wait()
 }
 
 type trackedConn struct {

@@ -28,6 +28,15 @@ const (
 	// settleLimit bounds one batch.
 	settleLimit = time.Second
 
+	// maxQueued is how many keys wait to be told to the server, each once; what finds no
+	// room is told with its client's next question, or when it admits alone again.
+	maxQueued = 4096
+	// maxTelling bounds the statements under way. One of them takes the server as long as a
+	// question; at 30 ms each 64 are 2,000 a second.
+	maxTelling = 64
+	// tellLimit bounds one statement: nobody waits for it.
+	tellLimit = 2 * time.Second
+
 	// The breaker opens after tripAfter failures in a row, or when half of at
 	// least tripSample questions of the last tripWindow failed. The window rolls:
 	// gobreaker ignores what was begun in a window that is over, and with a fixed
@@ -81,8 +90,12 @@ type Options struct {
 // counts against its part, and a limit that the server last said was used up
 // stays so. Where requests were spread evenly the replicas together then admit no
 // more than the limit; where one replica admitted all, the others' parts come on
-// top in that one window. What a replica admitted alone it tells the server with
-// its next question of the same window. A question that was late may be counted by
+// top in that one window. What a replica admitted alone it tells the server at once,
+// if that answers within 2 s, though it may be later than the deadline, else with its
+// next question of the same window; and by what it hears then it admits nothing more
+// alone once the limit is used up. So a replica to which the server is always late
+// admits beside the limit what comes to it within some two round trips, and at most
+// its part. A question that was late may be counted by
 // the server all the same: the next one has that taken back, but for a request
 // that others have been told of meanwhile, which then stands for one that this
 // replica admits alone. Settlements of what the server admitted are never sent late.
@@ -119,6 +132,8 @@ type Redis struct {
 	tripped chan struct{}        // has room for one: the breaker opened
 	asking  chan struct{}
 	settles chan settlement
+	tells   chan key    // each at most once: its account knows
+	reached atomic.Bool // the server answers, be it late: it can be told
 
 	own  *Embedded // what this replica admitted, whoever counted
 	seen *table    // what the server said was used, and accounts with it
@@ -143,6 +158,7 @@ func NewRedis(o Options) *Redis {
 		tripped: make(chan struct{}, 1),
 		asking:  make(chan struct{}, maxAsking),
 		settles: make(chan settlement, maxSettling),
+		tells:   make(chan key, maxQueued),
 		own:     NewEmbedded(),
 		seen:    newTable(maxClients),
 	}
@@ -285,6 +301,7 @@ func (m *Redis) ask(c *claim, a *admission.Reservation) bool {
 		return false
 	}
 	done(nil)
+	m.ahead.Store(ans.now*int64(time.Millisecond) - c.here)
 	m.learn(c, &ans)
 	q.end(&ans)
 	c.fill(a, &ans)
@@ -355,7 +372,6 @@ func (c *counter) count(length time.Duration) count {
 // learn notes what the answer says was used, and what it admitted of this
 // replica's part.
 func (m *Redis) learn(c *claim, ans *answer) {
-	m.ahead.Store(ans.now*int64(time.Millisecond) - c.here)
 	if ans.lost {
 		m.counts.clamps.Add(1)
 	}
@@ -373,6 +389,14 @@ func (m *Redis) learn(c *claim, ans *answer) {
 	if ans.reason == admission.ReasonAdmitted {
 		m.own.clients.note(c, w)
 	}
+}
+
+// hear is learn of an answer that was long on its way, to what was asked at c.here and
+// answered by the time received: the server's clock said ans.now at some time between.
+func (m *Redis) hear(c *claim, ans *answer, received int64) {
+	now := ans.now * int64(time.Millisecond)
+	m.ahead.Store(min(max(m.ahead.Load(), now-received), now+int64(time.Millisecond)-c.here))
+	m.learn(c, ans)
 }
 
 // windows are those in which the answer counts.
@@ -440,6 +464,9 @@ func (m *Redis) alone(c *claim, k *admission.LimitKey, a *admission.Reservation)
 		}
 	default:
 		a.Reason = m.usedUp(c)
+		if a.Reason != admission.ReasonAdmitted && m.reached.Load() {
+			m.queue(&c.key, true) // tokens may have come back
+		}
 		a.Transient = a.Reason == admission.ReasonAdmitted && !m.away()
 		m.own.reserve(a, k, m.part(c.b), c.cost, c.now)
 		if a.Reason == admission.ReasonRequests {
@@ -461,9 +488,10 @@ func (m *Redis) away() bool {
 // owe has the server told of what was admitted alone.
 func (m *Redis) owe(c *claim) {
 	e, s, _ := m.seen.hold(&c.key, c.now)
-	defer s.mu.RUnlock()
 	c.shared = e.shared
 	e.account.admit(c.key.at(c.now), 1, c.cost)
+	s.mu.RUnlock()
+	m.queue(&c.key, false)
 }
 
 // untold is what of the claim's windows was admitted alone and the server, as far as
@@ -533,6 +561,7 @@ func (m *Redis) Settle(t admission.Ticket, used fleet.Tokens) {
 	n := windowEnding(t.End.UnixNano(), b.tokens.window)
 	m.own.clients.correct(&k, n, delta)
 	if t.Local && m.absorb(&k, n, delta) {
+		m.queue(&k, false)
 		return // the server will be told what was used
 	}
 	m.seen.correct(&k, n, delta)

@@ -11,13 +11,22 @@ import (
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
-// Run keeps the connection to the server and sends settlements, until ctx ends.
-// It never gives up and its absence is no error: onError says what then counts.
+// Run keeps the connection to the server, tells it what was admitted alone and sends
+// settlements, until ctx ends. It never gives up and its absence is no error: onError
+// says what then counts.
 func (m *Redis) Run(ctx context.Context) error {
-	defer m.link.Store(nil)
 	away := outage{}
+	var l *link // nil: the server does not answer at all
+	defer func() {
+		if l != nil {
+			l.close()
+		}
+	}()
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-		l, err := m.connect(ctx)
+		var err error
+		if l, err = m.reach(ctx, l); err == nil {
+			err = m.inTime(ctx, l)
+		}
 		if err == nil {
 			m.counts.connects.Add(1)
 			news := away.over()
@@ -32,6 +41,10 @@ func (m *Redis) Run(ctx context.Context) error {
 		}
 		if ctx.Err() != nil {
 			return nil
+		}
+		if l != nil && !late(err) {
+			l.close()
+			l = nil
 		}
 		m.counts.failures.Add(1)
 		if away.news(err, time.Now()) {
@@ -88,31 +101,45 @@ var withoutIt = map[fleet.OnError]string{
 	fleet.OnErrorClosed: "limited requests are refused (onError: closed)",
 }
 
-// connect returns a link on which the script has run, the second time within the
-// deadline: the first has the server load it.
-func (m *Redis) connect(ctx context.Context) (*link, error) {
+// reach returns a link on which the server answers, be it late: the one that is given, if
+// it is of use still, or another. What was admitted alone is told by it until it is closed.
+func (m *Redis) reach(ctx context.Context, l *link) (*link, error) {
+	if l != nil {
+		if m.probe(ctx, l, connectLimit) == nil {
+			return l, nil
+		}
+		l.close()
+	}
 	l, err := open(ctx, &m.redis)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	if err := m.probe(ctx, l, connectLimit); err != nil {
+	if err := m.probe(ctx, l, connectLimit); err != nil { // the server loads the script
 		l.close()
 		return nil, err
 	}
+	ctx, l.stop = context.WithCancel(ctx)
+	l.telling.Go(func() { m.tellAll(ctx, l) })
+	return l, nil
+}
+
+// inTime says why requests may not use the link: the server must answer within the
+// deadline.
+func (m *Redis) inTime(ctx context.Context, l *link) error {
 	done, err := m.breaker.Allow()
-	if err == nil {
-		err = m.explain(m.probe(ctx, l, m.redis.Deadline))
-		done(err)
-	}
 	if err != nil {
-		l.close()
-		return nil, err
+		return err
+	}
+	err = m.explain(m.probe(ctx, l, m.redis.Deadline))
+	done(err)
+	if err != nil {
+		return err
 	}
 	select {
 	case <-m.tripped: // by an earlier probe
 	default:
 	}
-	return l, nil
+	return nil
 }
 
 // probe counts a request of a client that does not exist: a server that answers
@@ -133,7 +160,6 @@ func (m *Redis) serve(ctx context.Context, l *link, news bool) {
 	m.link.Store(l)
 	defer func() {
 		m.link.Store(nil)
-		l.close()
 		for { // nothing is sent late
 			select {
 			case <-m.settles:
