@@ -124,7 +124,8 @@ func newRig(t testing.TB, first Target, edit ...func(*Options)) *rig {
 	t.Helper()
 	r := &rig{t: t, net: bufconn.Listen(1 << 20)}
 	// Tests count missed deadlines; a loaded machine must not miss one.
-	o := Options{AckDeadline: patience / 2, Observe: func(e Event) {
+	// Clusters don't linger, but where a test wants it.
+	o := Options{AckDeadline: patience / 2, linger: 1, Observe: func(e Event) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.events = append(r.events, e)

@@ -27,6 +27,9 @@
 //     removals the other way round. A step waits for the ACKs of the one
 //     before, at most Options.AckDeadline; who misses it is shown STALE and not
 //     waited for again until it caught up.
+//   - A cluster that no route needs any longer stays for the time that requests
+//     which came under the old routes may take to get to it; see lingerMargin. No
+//     other change waits for that, and no Envoy can prolong it.
 //   - Only what changed is sent: a change of weights is one route response per
 //     Envoy, and a restart with the same content sends nothing, since versions
 //     are hashes of deterministically marshalled content.

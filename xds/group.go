@@ -46,6 +46,9 @@ type group struct {
 	// What the caches hold, generations included.
 	clusters, endpoints, routes items
 	generations                 generations
+	// leaving are clusters that the caches hold beside the current world's, with
+	// their assignments, and when each may go.
+	leaving map[string]time.Time
 
 	runtime runtime
 
@@ -79,6 +82,7 @@ func newGroup(s *Server, w *world) *group {
 		desired:  w, handled: w, current: w, listenWorld: w,
 		clusters: w.clusters, endpoints: w.endpoints, routes: w.routes,
 		generations: generations{},
+		leaving:     map[string]time.Time{},
 		runtime:     newRuntime(),
 	}
 	for address, l := range w.listeners {

@@ -12,8 +12,13 @@ import (
 
 // run publishes what is submitted until ctx ends or the group is removed.
 func (g *group) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
 		for ctx.Err() == nil && g.advance(ctx) {
+		}
+		if wait, more := g.nextDeparture(time.Now()); more {
+			timer.Reset(wait)
 		}
 		select {
 		case <-ctx.Done():
@@ -21,16 +26,23 @@ func (g *group) run(ctx context.Context) {
 		case <-g.gone:
 			return
 		case <-g.wake:
+		case <-timer.C:
 		}
 	}
 }
 
-// advance does one thing: publish the desired world, or go back to the
-// accepted one. It returns false when there is nothing to do.
+// advance does one thing: publish the desired world, go back to the accepted
+// one, or take away clusters that have lingered for long enough. It returns
+// false when there is nothing to do.
 func (g *group) advance(ctx context.Context) bool {
 	g.mu.Lock()
 	desired, publish, back := g.desired, g.desired != g.handled, g.rollbackDue()
 	if !publish && !back {
+		if due := g.dueDepartures(time.Now()); len(due) > 0 {
+			g.mu.Unlock()
+			g.depart(ctx, due)
+			return true
+		}
 		if g.removed == nil {
 			select {
 			case <-g.idle:
@@ -103,7 +115,11 @@ func (g *group) sequence(ctx context.Context, w *world, judge bool) (refused boo
 	clusters := g.generations.apply(typeCDS, w.clusters)
 	endpoints := g.generations.apply(typeEDS, w.endpoints)
 	routes := g.generations.apply(typeRDS, w.routes)
+	for name := range clusters {
+		delete(g.leaving, name)
+	}
 	cds, eds, rds := diff(g.clusters, clusters), diff(g.endpoints, endpoints), diff(g.routes, routes)
+	stay, leave := g.lingering(cds.remove)
 	g.mu.Unlock()
 
 	early := change{set: only(eds.set, func(name string) bool { return g.endpoints[name].msg == nil })}
@@ -122,8 +138,8 @@ func (g *group) sequence(ctx context.Context, w *world, judge bool) (refused boo
 		func() bool { return g.step(ctx, update{typeRDS, change{set: rds.set}}) },
 		func() bool { return g.stepListeners(ctx, w) },
 		func() bool { return g.step(ctx, update{typeRDS, change{remove: rds.remove}}) },
-		func() bool { return g.step(ctx, update{typeCDS, change{remove: cds.remove}}) },
-		func() bool { return g.step(ctx, update{typeEDS, change{remove: eds.remove}}) },
+		func() bool { return g.step(ctx, update{typeCDS, change{remove: leave}}) },
+		func() bool { return g.step(ctx, update{typeEDS, change{remove: without(eds.remove, stay)}}) },
 	}
 	for _, step := range steps {
 		if step() && judge {
@@ -133,6 +149,7 @@ func (g *group) sequence(ctx context.Context, w *world, judge bool) (refused boo
 			return false
 		}
 	}
+	g.linger(w, stay, time.Now())
 	return false
 }
 

@@ -43,8 +43,9 @@ type Options struct {
 	Build         func(*fleet.Config, fleet.Group, envoy.Runtime) (envoy.Resources, error)
 	BuildListener func(*fleet.Config, fleet.Group, netip.AddrPort, envoy.Runtime) (*listenerv3.Listener, error)
 
-	// For tests; default runtimeEvery and runtimeSettle.
-	runtimeEvery, runtimeSettle time.Duration
+	// For tests; default runtimeEvery, runtimeSettle and lingerMargin after the
+	// group's upload timeout.
+	runtimeEvery, runtimeSettle, linger time.Duration
 }
 
 // Server is the ADS server of all groups.
@@ -57,6 +58,7 @@ type Server struct {
 	departed    departed
 
 	runtimeEvery, runtimeSettle time.Duration
+	linger                      time.Duration // 0 but in tests
 
 	submitting sync.Mutex // one Submit at a time
 
@@ -77,6 +79,7 @@ func New(o Options) *Server {
 		groups:   map[string]*group{},
 
 		runtimeEvery: cmp.Or(o.runtimeEvery, runtimeEvery), runtimeSettle: cmp.Or(o.runtimeSettle, runtimeSettle),
+		linger: o.linger,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -222,7 +225,8 @@ func (s *Server) start(g *group) {
 
 // Settled waits until no group has anything left to publish; without Run that
 // takes until ctx ends, if anything is left. Envoys that missed the deadline
-// don't hold it up; see [Server.Status]. Runtimes are not waited for.
+// don't hold it up; see [Server.Status]. Runtimes are not waited for, nor
+// clusters that still linger.
 func (s *Server) Settled(ctx context.Context) error {
 	for {
 		g := s.unsettled()
