@@ -143,3 +143,22 @@ routes:
 		return turns
 	})
 }
+
+// TestARouteThatGoesToAnotherPoolKeepsDeciding moves a route between pools that both
+// stay: for a moment Envoy's routes are ahead of the plan, or behind it.
+func TestARouteThatGoesToAnotherPoolKeepsDeciding(t *testing.T) {
+	servers := [2]*modelServer{newModelServer(t), newModelServer(t)}
+	changing(t, servers, func(listen string) (turns []change) {
+		for _, name := range []string{"b", "a"} {
+			turns = append(turns, change{name, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: %s }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ] }
+  - { name: b, endpoints: [ { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, strategy: dynamic, pool: %s }
+`, listen, servers[0].addr(), servers[1].addr(), name)})
+		}
+		return turns
+	})
+}

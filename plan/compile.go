@@ -22,6 +22,8 @@ type Plan struct {
 	poolIndex  map[string]PoolID
 	routeIndex map[string]RouteID
 	zoneIndex  map[string]ZoneID
+	// ids are all pools in order: one of them is the chain of a pool alone.
+	ids []PoolID
 }
 
 // pool keeps what the hot path reads of every candidate (endpoints) apart from
@@ -168,6 +170,7 @@ func Compile(in Inputs) (*Plan, error) {
 		poolIndex:  make(map[string]PoolID, len(in.Pools)),
 		routeIndex: make(map[string]RouteID, len(in.Routes)),
 		zoneIndex:  make(map[string]ZoneID),
+		ids:        make([]PoolID, len(in.Pools)),
 	}
 	if err := p.indexZones(in.Pools); err != nil {
 		return nil, fmt.Errorf("compile plan: %w", err)
@@ -178,7 +181,7 @@ func Compile(in Inputs) (*Plan, error) {
 		if _, found := p.poolIndex[name]; found {
 			return nil, fmt.Errorf("compile plan: two pools are named %q", name)
 		}
-		p.poolIndex[name] = PoolID(i)
+		p.poolIndex[name], p.ids[i] = PoolID(i), PoolID(i)
 		if err := p.compilePool(&p.pools[i], &in.Pools[i], sticky[name]); err != nil {
 			return nil, fmt.Errorf("compile plan: pool %q: %w", name, err)
 		}

@@ -56,7 +56,7 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if c.Generates && c.Budget > 0 {
 		if d, refused := r.checkSize(&c); refused {
 			if d.Reason == ReasonNoRoom {
-				ch, _ := r.chain(c.Arm)
+				ch, _ := p.chain(r, c.Arm)
 				d.Arm = p.awaited(r, ch)
 			}
 			return d
@@ -68,7 +68,7 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	if c.Strategy != fleet.StrategyDynamic {
 		return p.decideLegacy(r, c, &w)
 	}
-	ch, known := r.chain(c.Arm)
+	ch, known := p.chain(r, c.Arm)
 	if !known {
 		return leave(c.Arm, ReasonUnknownArm)
 	}
@@ -97,7 +97,7 @@ func (p *Plan) Further(c Class, d *Decision) (past uint8, ok bool) {
 	if r == nil {
 		return 0, false
 	}
-	ch, known := r.chain(c.Arm)
+	ch, known := p.chain(r, c.Arm)
 	if !known {
 		return 0, false
 	}
@@ -119,7 +119,7 @@ func (p *Plan) Serving(c Class) PoolID {
 	if r == nil {
 		return NoPool
 	}
-	ch, known := r.chain(c.Arm)
+	ch, known := p.chain(r, c.Arm)
 	if !known {
 		return NoPool
 	}
@@ -284,7 +284,7 @@ func leave(arm PoolID, why Reason) Decision {
 // did not let it into that pool, and where all of the pool fail and others don't.
 func (p *Plan) decideLegacy(r *route, c Class, w *wish) (d Decision) {
 	if c.Generates {
-		ch, known := r.chain(c.Arm) // all chains of a route have the same pools
+		ch, known := p.chain(r, c.Arm) // all chains of a route have the same pools, but for a pool alone
 		if p.everyEndpointFull(ch, w) {
 			return p.allBusy(r, ch)
 		}
@@ -392,7 +392,7 @@ func (p *Plan) Awaited(dst []PoolID, c Class) []PoolID {
 	if r == nil {
 		return dst
 	}
-	ch, _ := r.chain(c.Arm)
+	ch, _ := p.chain(r, c.Arm)
 	best := p.hope(r, p.awaited(r, ch))
 	for _, id := range ch {
 		if p.hope(r, id) == best {
@@ -466,8 +466,12 @@ func (pl *pool) chooseNear(r *region, w *wish) (got choice, why Reason, ok bool)
 // stick takes the session's home, if that is calm, has room in its KV cache for
 // the request (for the level's budget at least), and has not much more in flight
 // than the mean of the ring. Otherwise the request goes where any other would:
-// the session comes home with its next.
+// the session comes home with its next. A pool that is on no route with sessions has
+// no homes.
 func (pl *pool) stick(r *ring, w *wish) (choice, bool) {
+	if len(r.points) == 0 {
+		return choice{}, false
+	}
 	home := r.home(w.session)
 	e := &pl.endpoints[home]
 	n := w.live.InFlight(e.slot)
@@ -724,13 +728,18 @@ func (t *table) drawTwo(rng *draws) (a, b int32) {
 func (t *table) drawOne(rng *draws) int32 { return t.draw(uint32(rng.next() >> 32)) }
 
 // chain returns the pools of a request in the order in which they are tried. An
-// arm that is not of the route's chain is unknown; without any arm there is a
-// chain only if the split has a single pool.
-func (r *route) chain(arm PoolID) ([]PoolID, bool) {
+// arm that is not of the route's chain stands alone: Envoy has the routes of another
+// config for a moment, or for longer, and the request goes to that pool all the
+// same, within its limits. Without any arm, or with one that the plan doesn't have,
+// the chain is known only if the split has a single pool.
+func (p *Plan) chain(r *route, arm PoolID) ([]PoolID, bool) {
 	for _, ch := range r.chains {
 		if ch[0] == arm {
 			return ch, true
 		}
+	}
+	if p.pool(arm) != nil {
+		return p.ids[arm : arm+1 : arm+1], true
 	}
 	return r.chains[0], arm == NoPool && r.single
 }
@@ -745,7 +754,7 @@ func (p *Plan) AppendChain(dst []PoolID, c Class) []PoolID {
 	if r == nil {
 		return dst
 	}
-	ch, known := r.chain(c.Arm)
+	ch, known := p.chain(r, c.Arm)
 	if !known {
 		return dst
 	}

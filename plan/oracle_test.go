@@ -55,7 +55,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 	}
 	legacy := c.Strategy != fleet.StrategyDynamic
 	if legacy {
-		if c.Generates && oracleAllFull(in, append(slices.Clone(r.Split), r.Fallback...), counts) {
+		if c.Generates && oracleAllFull(in, oracleChain(r, arm), counts) {
 			return oracleAnswer{action: ActionRefuse, reason: ReasonAllBusy, waits: oracleWaits(in, oracleChain(r, arm))}
 		}
 		if !c.Generates {
@@ -102,7 +102,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		var free []int
 		for _, i := range able {
 			e := oraclePool(in, name).Endpoints[i]
-			if oracleFree(e, counts) && (!e.Failing || oracleMayAsk(in, r, name, c, counts)) {
+			if oracleFree(e, counts) && (!e.Failing || oracleMayAsk(in, r, chain, name, c, counts)) {
 				free = append(free, i)
 			}
 		}
@@ -111,7 +111,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 			if c.Past > 0 && out.moved {
 				out.reason = ReasonNotAdmitted
 			}
-			oracleAllow(&out, in, name, c, counts, sticky, able, free)
+			oracleAllow(&out, in, name, c, counts, sticky && oracleHasHomes(in, name), able, free)
 			return out
 		}
 	}
@@ -135,6 +135,9 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 // oracleChain is the route's chain with an arm first; as configured where that is none
 // of its pools.
 func oracleChain(r RouteInput, arm string) []string {
+	if arm != "" && !slices.Contains(r.Split, arm) && !slices.Contains(r.Fallback, arm) {
+		return []string{arm}
+	}
 	if k := slices.Index(r.Fallback, arm); k >= 0 && !slices.Contains(r.Split, arm) {
 		return append(append([]string{arm}, r.Split...), slices.Delete(slices.Clone(r.Fallback), k, k+1)...)
 	}
@@ -144,6 +147,13 @@ func oracleChain(r RouteInput, arm string) []string {
 		chain = append(chain, r.Split[(at+i)%len(r.Split)])
 	}
 	return append(chain, r.Fallback...)
+}
+
+// oracleHasHomes reports whether sessions have homes in a pool: it is on a route with them.
+func oracleHasHomes(in Inputs, name string) bool {
+	return slices.ContainsFunc(in.Routes, func(r RouteInput) bool {
+		return r.Affinity == fleet.AffinitySession && (slices.Contains(r.Split, name) || slices.Contains(r.Fallback, name))
+	})
 }
 
 // oracleSpared takes the mark off endpoints that fail where the route has no other to send
@@ -178,24 +188,25 @@ func oracleFailing(in Inputs, name string) bool {
 }
 
 // oracleMayAsk reports whether a request may ask a failing endpoint of a pool: another
-// endpoint of the route is at most at its limit, or all that don't fail are closed.
-func oracleMayAsk(in Inputs, r RouteInput, pool string, c Class, counts []int32) bool {
+// endpoint of the chain is at most at its limit, or all of the route that don't fail are
+// closed.
+func oracleMayAsk(in Inputs, r RouteInput, chain []string, pool string, c Class, counts []int32) bool {
 	if !c.Generates {
 		return !oracleFailing(in, pool)
 	}
-	open := false
-	for _, name := range append(slices.Clone(r.Split), r.Fallback...) {
+	open, takes := false, false
+	route := append(slices.Clone(r.Split), r.Fallback...)
+	for _, name := range append(route, chain...) {
 		for i, e := range oraclePool(in, name).Endpoints {
 			if !oracleChosen(e) || e.Failing || e.Closed {
 				continue
 			}
-			open = true
-			if slices.Contains(oracleAble(in, name, c.Level), i) && (e.MaxInFlight == 0 || counts[e.Slot] <= e.MaxInFlight) {
-				return true
-			}
+			open = open || slices.Contains(route, name)
+			takes = takes || slices.Contains(chain, name) &&
+				slices.Contains(oracleAble(in, name, c.Level), i) && (e.MaxInFlight == 0 || counts[e.Slot] <= e.MaxInFlight)
 		}
 	}
-	return !open
+	return !open || takes
 }
 
 func oracleChosen(e EndpointInput) bool { return e.Weight > 0 && e.State != fleet.StateDraining }
