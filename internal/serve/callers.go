@@ -76,8 +76,14 @@ type closing struct {
 	asker time.Duration // the pool, for who asked
 }
 
-// closes is what a 429 closes, of a server beside so many others of its pool that are in
-// service. A server that sheds load does so for as long as it says. But providers limit
+// beside is what is known of the others of a server's pool that are in service.
+type beside struct {
+	n      int
+	opens  time.Time // the first of them; not after now if one is open
+	turned int       // the most clients that one told to stay away since it took one
+}
+
+// closes is what a 429 closes, of a server beside others of its pool. A server that sheds load does so for as long as it says. But providers limit
 // each key for itself, and a 429 may be for the asker alone. Of a pool's only server that
 // one is kept out of the pool for the time that it was told; others are for two seconds if
 // another one was told so too since somebody was taken, for four if a third was after
@@ -88,11 +94,13 @@ type closing struct {
 // One server of several may shed load for itself, and the others take whom it sent away: it
 // is closed as long as it says, but where it takes other clients for two seconds by the
 // first that is told so, and so on. A client that half of them tell so, or that one tells so
-// again and none takes, is limited, as by a pool's only server.
+// again and none takes, is limited, as by a pool's only server. So is one whose refusal
+// closes the last server of an idle pool: that one counts as the only one, and shows for all
+// whether the pool takes others. Where it does, those that were closed before are asked too.
 //
 // A credential that no server of the pool ever took may be made up, another one with each
 // request. Where others are taken of late it shows nothing of them, and closes nothing.
-func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) closing {
+func (c *callers) closes(o *fleet.Outcome, asker admission.Client, by beside) closing {
 	told := toldBy(o)
 	c.take(o.At)
 	if asker == (admission.Client{}) {
@@ -106,14 +114,22 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 	before := known.word(c)
 	again := repeats(o, before, known.began)
 	taken := several(&c.taken, asker, o.At)
-	alone, until := others == 0, o.At.Add(told.all)
-	if others > 0 {
-		alone, until = c.limited(known, asker, o.At, until, others)
+	alone, until := by.n == 0, o.At.Add(told.all)
+	if by.n > 0 {
+		alone, until = c.limited(known, asker, o.At, until, by.n)
+	}
+	shut := !taken && !alone && by.opens.After(o.At)
+	if shut {
+		alone, until = true, known.sooner(until, o.At)
+		c.words.shut = o.At
 	}
 	n, news := 1, false
 	if madeUp := !known.served && c.takesBeside(asker, o.At); !madeUp {
 		n, news = c.tell(o, asker, before)
 		news = news || !alone && !again
+	}
+	if shut {
+		n = max(n, by.turned)
 	}
 	known.tell(c, o.At, o.At.Add(told.all))
 	out := closing{guessed: true, said: told.said}
@@ -129,7 +145,7 @@ func (c *callers) closes(o *fleet.Outcome, asker admission.Client, others int) c
 		out.all = lone << (n - 1)
 	}
 	out.less = min(out.all, told.all)
-	if out.all >= told.all || !taken && !alone {
+	if out.all >= told.all || !taken && !alone || shut && out.all > 0 && by.opens.Sub(o.At) <= out.all {
 		out.all, out.guessed = told.all, told.guessed
 	}
 	if out.all > 0 {

@@ -276,6 +276,9 @@ func TestKeysThatAProviderLimits(t *testing.T) {
 	good := func(n int, answers time.Duration) []*key {
 		return someKeys(1, n, key{client: known, workers: 4, answers: answers, think: 300 * time.Millisecond})
 	}
+	late := func(n int, answers time.Duration) []*key {
+		return someKeys(1, n, key{client: known, workers: 4, answers: answers, think: 300 * time.Millisecond, begins: 5 * s})
+	}
 	spent := func(n, workers int) []*key {
 		return someKeys(2, n, key{client: known, workers: workers, spent: true, think: s})
 	}
@@ -308,6 +311,8 @@ func TestKeysThatAProviderLimits(t *testing.T) {
 		"one with twelve, on four servers": {4, good(5, s), spent(1, 12), 30 * s, 0, 0.05, 6},
 		"five with four, on four servers":  {4, good(3, 8*s), spent(5, 4), 30 * s, 0, 0.06, 3.5},
 		"two with four, on two servers":    {2, good(3, 8*s), spent(2, 4), 30 * s, 0, 0.05, 2.5},
+		"one, before others come, on two":  {2, late(5, s), spent(1, 4), 30 * s, 0, 0.02, 4},
+		"one, before others come, on four": {4, late(5, s), spent(1, 8), 30 * s, 0, 0.02, 8},
 		"made up by one, from the start":   {1, good(10, 2*s), made(64, 0), 30 * s, 0, 0.03, 64},
 		"made up, two servers, from start": {2, good(10, 2*s), made(64, 0), 30 * s, 0, 0.1, 64},
 		"made up, four, from the start":    {4, good(10, 2*s), made(64, 0), 30 * s, 0, 0.08, 64},

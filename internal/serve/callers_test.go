@@ -109,7 +109,7 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 					of.serves(&o, byKey(e.of))
 				case http.StatusTooManyRequests:
 					of.ends(&o)
-					got = of.closes(&o, e.of, others)
+					got = of.closes(&o, e.of, beside{n: others})
 				default:
 					of.ends(&o)
 				}
@@ -137,16 +137,16 @@ func TestWhatOneClientIsToldShutsNobodyOut(t *testing.T) {
 	nobodys := callers{words: &words{}}
 	nobodys.serves(&fleet.Outcome{At: begin}, byKey(unknown))
 	for name, row := range map[string]struct{ got, want closing }{
-		"nobody knows whose it is":            {(&callers{words: &words{}}).closes(refusal(30*s), unknown, 0), closing{all: told, less: told, said: told}},
-		"it isn't known whose it is":          {served().closes(refusal(30*s), unknown, 0), closing{all: two, less: two, guessed: true, said: told}},
-		"it isn't known whose, for a second":  {served().closes(refusal(s), unknown, 0), closing{all: lone, less: lone, said: lone}},
-		"nobody knows who was served":         {nobodys.closes(refusal(30*s), a, 0), closing{all: two, less: two, guessed: true, said: told, asker: told}},
-		"it told no time":                     {served().closes(refusal(0), a, 0), closing{guessed: true, asker: lone}},
-		"it told no time, nobody was served":  {(&callers{words: &words{}}).closes(refusal(0), a, 0), closing{all: lone, less: lone, guessed: true, asker: lone}},
-		"it told a second, nobody was served": {(&callers{words: &words{}}).closes(refusal(s), a, 0), closing{all: lone, less: lone, said: lone, asker: lone}},
-		"one of several":                      {(&callers{words: &words{}}).closes(refusal(30*s), a, 7), closing{all: told, less: two, said: told}},
-		"one of several that tells more":      {served().closes(refusal(time.Hour), a, 7), closing{all: two, less: two, guessed: true}},
-		"one of several, nobody was served":   {(&callers{words: &words{}}).closes(refusal(time.Hour), a, 7), closing{all: longestClosed - reopenEarly, less: two, guessed: true}},
+		"nobody knows whose it is":            {(&callers{words: &words{}}).closes(refusal(30*s), unknown, beside{}), closing{all: told, less: told, said: told}},
+		"it isn't known whose it is":          {served().closes(refusal(30*s), unknown, beside{}), closing{all: two, less: two, guessed: true, said: told}},
+		"it isn't known whose, for a second":  {served().closes(refusal(s), unknown, beside{}), closing{all: lone, less: lone, said: lone}},
+		"nobody knows who was served":         {nobodys.closes(refusal(30*s), a, beside{}), closing{all: two, less: two, guessed: true, said: told, asker: told}},
+		"it told no time":                     {served().closes(refusal(0), a, beside{}), closing{guessed: true, asker: lone}},
+		"it told no time, nobody was served":  {(&callers{words: &words{}}).closes(refusal(0), a, beside{}), closing{all: lone, less: lone, guessed: true, asker: lone}},
+		"it told a second, nobody was served": {(&callers{words: &words{}}).closes(refusal(s), a, beside{}), closing{all: lone, less: lone, said: lone, asker: lone}},
+		"one of several":                      {(&callers{words: &words{}}).closes(refusal(30*s), a, beside{n: 7}), closing{all: told, less: two, said: told}},
+		"one of several that tells more":      {served().closes(refusal(time.Hour), a, beside{n: 7}), closing{all: two, less: two, guessed: true}},
+		"one of several, nobody was served":   {(&callers{words: &words{}}).closes(refusal(time.Hour), a, beside{n: 7}), closing{all: longestClosed - reopenEarly, less: two, guessed: true}},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: it closes %+v; want %+v", name, row.got, row.want)
@@ -163,7 +163,7 @@ func TestWhomAServerTakesIsBounded(t *testing.T) {
 		at := begin.Add(time.Duration(i) * time.Millisecond)
 		of.starts(&fleet.Outcome{ID: fmt.Sprint(i), At: at}, byKey(client(i)))
 		of.starts(&fleet.Outcome{ID: fmt.Sprint("other ", i), At: at}, byKey(client(0)))
-		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 30 * time.Second, At: at}, client(i), 0)
+		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 30 * time.Second, At: at}, client(i), beside{})
 		of.serves(&fleet.Outcome{At: at}, byKey(client(i-1)))
 		if len(of.begun) > mostBegun || len(of.words.clients) > mostClients || len(of.turned) > mostTurned || len(of.repeated) > mostRepeated {
 			t.Fatalf("%d begun, %d clients, %d turned, %d repeated", len(of.begun), len(of.words.clients), len(of.turned), len(of.repeated))
@@ -320,13 +320,74 @@ func TestAKeyThatAllServersLimitClosesNone(t *testing.T) {
 		out, n := tell(2*s, 1, 429, spent, 30*s), 1
 		want := 19*s - reopenEarly // when the first takes it again
 		if !others {
-			want, n = 0, 2
+			n = 2
 		}
 		if out != want || closed(2*s) != n {
 			t.Errorf("%s: by the second it is kept out for %v, and %d are closed; want %v and %d", name, out, closed(2*s), want, n)
 		}
-		if n := closed(4 * s); others != (n == 0) {
-			t.Errorf("%s: %d are closed 3 s after the first", name, n)
+		left := 0
+		if !others {
+			left = 1
+		}
+		if n := closed(2*s + 2*lone); n != left {
+			t.Errorf("%s: %d are closed soon after", name, n)
+		}
+	}
+}
+
+// TestAnIdlePoolIsNotShutByOneKey: when both of its servers told one to stay away the last
+// is asked by others as if it were alone, and the other one once that takes them.
+func TestAnIdlePoolIsNotShutByOneKey(t *testing.T) {
+	const (
+		s    = time.Second
+		told = 60*s - reopenEarly
+	)
+	for name, sheds := range map[string]bool{"takes others": false, "takes nobody": true} {
+		v := newViewed(t, twoServers())
+		begin := time.Now()
+		tell := func(at time.Duration, server, code int, of byte) time.Duration {
+			o := fleet.Outcome{Kind: fleet.AttemptEnded, Code: code, Cause: fleet.CauseThrottled, RetryAfter: 60 * s, Endpoint: v.key(server), At: begin.Add(at)}
+			if code == http.StatusOK {
+				o.Cause, o.RetryAfter = fleet.CauseOK, 0
+			}
+			return v.scoring.outcome(o, byKey(admission.Client{of}))
+		}
+		closed := func(at time.Duration) (of [2]bool) {
+			in, _ := v.step(begin.Add(at))
+			return [2]bool{in.Pools[0].Endpoints[0].Closed, in.Pools[0].Endpoints[1].Closed}
+		}
+		if out := tell(0, 0, 429, 1); out != 0 {
+			t.Errorf("%s: by one server the key is kept out for %v", name, out)
+		}
+		if out := tell(s, 1, 429, 1); out != told-s {
+			t.Errorf("%s: by both the key is kept out for %v; want %v", name, out, told-s)
+		}
+		at := s
+		for i, wait := range []time.Duration{2 * lone, 4 * lone, 8 * lone, 8 * lone} {
+			if a, b := closed(at+wait-1), closed(at+wait); a != [2]bool{true, true} || b != [2]bool{true, false} {
+				t.Fatalf("%s: closed are %v, and then %v; want the second to open after %v", name, a, b, wait)
+			}
+			at += wait
+			if !sheds {
+				break
+			}
+			if out := tell(at, 1, 429, byte(2+i)); out != told {
+				t.Errorf("%s: another key is kept out for %v; want %v", name, out, told)
+			}
+		}
+		if sheds {
+			// One server that is asked so often is enough: as the first is about to open, the
+			// second closes as it says, and then the first counts as alone.
+			tell(told-s, 1, 429, 8)
+			tell(told, 0, 429, 9)
+			if a, b := closed(told+8*lone-1), closed(told+8*lone); a != [2]bool{true, true} || b != [2]bool{false, true} {
+				t.Errorf("%s: closed are %v, and then %v; want the first to open", name, a, b)
+			}
+			continue
+		}
+		tell(at, 1, 200, 2)
+		if got := closed(at); got != [2]bool{} {
+			t.Errorf("%s: closed are %v once the second takes another key", name, got)
 		}
 	}
 }
@@ -481,7 +542,7 @@ func TestOneQuickRefusalAfterSlowOnes(t *testing.T) {
 	of := callers{words: &words{}}
 	begin := time.Now()
 	for _, took := range []time.Duration{10 * time.Second, 10 * time.Millisecond} {
-		of.closes(&fleet.Outcome{Code: 429, Duration: took, At: begin}, admission.Client{1}, 0)
+		of.closes(&fleet.Outcome{Code: 429, Duration: took, At: begin}, admission.Client{1}, beside{})
 	}
 	of.starts(&fleet.Outcome{ID: "x", At: begin}, byKey(admission.Client{2}))
 	if of.take(begin.Add(takenAfter)); len(of.begun) > 0 {
@@ -501,7 +562,7 @@ func TestManyThatAreLimitedAgainShowThatAllAre(t *testing.T) {
 		begin := time.Now()
 		var got closing
 		tell := func(at time.Duration, i int) {
-			got = of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, 0)
+			got = of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, beside{})
 		}
 		takes := func(at time.Duration) {
 			of.serves(&fleet.Outcome{At: begin.Add(at)}, byKey(admission.Client{200}))
@@ -528,7 +589,7 @@ func TestTheRepeatedAreCountedSinceOneWasTaken(t *testing.T) {
 	of := callers{words: &words{}}
 	begin := time.Now()
 	tell := func(at time.Duration, i int) {
-		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, 0)
+		of.closes(&fleet.Outcome{Code: 429, RetryAfter: 5 * s, At: begin.Add(at)}, admission.Client{byte(i + 1)}, beside{})
 	}
 	takes := func(at time.Duration) { of.serves(&fleet.Outcome{At: begin.Add(at)}, byKey(admission.Client{200})) }
 	for i := range mostRepeated {
@@ -669,7 +730,7 @@ func TestWhoIsRefusedSlowlyMayBeMadeUp(t *testing.T) {
 			at := begin.Add(time.Duration(i) * s)
 			of.serves(&fleet.Outcome{At: at}, byKey(admission.Client{2}))
 			of.starts(&fleet.Outcome{ID: "x", At: at}, slow)
-			got := of.closes(&fleet.Outcome{Code: 429, RetryAfter: 30 * s, Duration: 700 * time.Millisecond, At: at.Add(700 * time.Millisecond)}, slow.Credential, 1)
+			got := of.closes(&fleet.Outcome{Code: 429, RetryAfter: 30 * s, Duration: 700 * time.Millisecond, At: at.Add(700 * time.Millisecond)}, slow.Credential, beside{n: 1})
 			closes = closes || got.all > 0
 			of.ends(&fleet.Outcome{ID: "x"})
 			of.refusedIn = 0 // others are refused quickly

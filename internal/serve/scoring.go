@@ -205,7 +205,7 @@ func (s *scoring) outcome(o fleet.Outcome, of admission.Asker) (stayOut time.Dur
 		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
 		closes = toldBy(&o)
 		if closes.all > 0 && o.Code == http.StatusTooManyRequests {
-			closes = t.callers.closes(&o, of.Credential, s.others(o.Endpoint))
+			closes = t.callers.closes(&o, of.Credential, s.beside(o.Endpoint))
 		}
 		if closes.all > 0 || s.chained[o.Endpoint.Pool] && failed(&o) && !answered500(&o) {
 			s.hold(o.Endpoint)
@@ -220,20 +220,46 @@ func (s *scoring) outcome(o fleet.Outcome, of admission.Asker) (stayOut time.Dur
 	return closes.asker
 }
 
-// others are how many servers of an endpoint's pool are in service beside it.
-func (s *scoring) others(of fleet.EndpointKey) (n int) {
+// beside is what is known of the servers of an endpoint's pool that are in service beside
+// it.
+func (s *scoring) beside(of fleet.EndpointKey) (by beside) {
 	for i := range s.config.Pools {
 		p := &s.config.Pools[i]
 		if p.Name != of.Pool {
 			continue
 		}
 		for _, e := range p.Endpoints {
-			if e.Address != of.Address && !e.Drain && s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].fails.until.IsZero() {
-				n++
+			t := s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}]
+			if e.Address == of.Address || e.Drain || !t.fails.until.IsZero() {
+				continue
 			}
+			if by.n++; by.n == 1 || t.closed.until.Before(by.opens) {
+				by.opens = t.closed.until
+			}
+			by.turned = max(by.turned, len(t.callers.turned))
 		}
 	}
-	return n
+	return by
+}
+
+// reopen lets the servers of a pool be asked that told clients to stay away while it took
+// nobody, once one of them takes requests.
+func (s *scoring) reopen(p *fleet.Pool, now time.Time) {
+	var of *words
+	for _, e := range p.Endpoints {
+		c := &s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].callers
+		if of = c.words; of.shut.IsZero() && !of.reopens {
+			return
+		}
+		c.take(now)
+	}
+	if of == nil || !of.reopens {
+		return
+	}
+	of.reopens = false
+	for _, e := range p.Endpoints {
+		s.endpoints[fleet.EndpointKey{Pool: p.Name, Address: e.Address}].closed.doubt(now)
+	}
 }
 
 // hold keeps the place of an attempt that ended so that its endpoint may get nothing, or
@@ -490,6 +516,7 @@ func (t *tracker) learnedLimit(now time.Time, p *fleet.Pool, inFlight int32, mea
 
 func (s *scoring) poolInput(now time.Time, p *fleet.Pool, verdicts []scorer.Verdict) plan.PoolInput {
 	meanTokens := s.meanTokens(p.Name)
+	s.reopen(p, now)
 	input := plan.PoolInput{Name: p.Name, Tier: p.Tier, SpillAt: p.SpillAt, Endpoints: make([]plan.EndpointInput, 0, len(p.Endpoints))}
 	each(p, verdicts, func(e *fleet.Endpoint, v scorer.Verdict) {
 		key := fleet.EndpointKey{Pool: p.Name, Address: e.Address}

@@ -19,6 +19,11 @@ const (
 // they take. Of too many some that it knows least of are forgotten.
 type words struct {
 	clients map[admission.Client]*clientWords
+	// shut is when a 429 closed the last of its servers, of which that one took nobody of
+	// late; zero since one took a request that began after. Then reopens is set, until those
+	// that told clients to stay away are asked whether they do so to all.
+	shut    time.Time
+	reopens bool
 }
 
 // clientWords is what is known of one.
@@ -98,6 +103,17 @@ func (c *clientWords) lessThan(other *clientWords) bool {
 	return c.known().Before(other.known())
 }
 
+// sooner is when the first of the servers that tell the client to stay away now wants it
+// again, or then if that is sooner.
+func (c *clientWords) sooner(then, now time.Time) time.Time {
+	for i := range c.by {
+		if w := &c.by[i]; !w.from.gone && w.until.After(now) && !w.began.After(w.at) {
+			then = sooner(then, w.until)
+		}
+	}
+	return then
+}
+
 // word is what is known of the client at a server, the zero word if nothing.
 func (c *clientWords) word(from *callers) word {
 	for i := range c.by {
@@ -137,6 +153,9 @@ func (c *clientWords) tell(from *callers, at, until time.Time) {
 func (w *words) took(from *callers, of admission.Client, began time.Time) {
 	if of == (admission.Client{}) {
 		return
+	}
+	if !w.shut.IsZero() && began.After(w.shut) {
+		w.shut, w.reopens = time.Time{}, true
 	}
 	c := w.client(of)
 	c.began = later(c.began, began)
