@@ -188,6 +188,9 @@ type Endpoint struct {
 	Limit   int32 `json:"limit"`
 	Closed  bool  `json:"closed,omitempty"`
 	Failing bool  `json:"failing,omitempty"`
+	// ClosedFor is for how many seconds it is Closed yet; then one request asks there
+	// first. 0 if it isn't.
+	ClosedFor float64 `json:"closed_seconds,omitempty"`
 	// Attempts5s and Errors5s count attempts that ended in the last 5 s, by
 	// Envoy's access log, and those of them that failed.
 	Attempts5s int `json:"attempts_5s"`

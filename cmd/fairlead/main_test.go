@@ -181,7 +181,8 @@ func TestTables(t *testing.T) {
 	err := showFleet(&out, "table", admin.Fleet{Pools: []admin.Pool{{Name: "h100", Endpoints: []admin.Endpoint{
 		{Name: "h100-1", Address: "10.0.0.1:80", Risk: 0.42, Known: true, State: "neutral", Share: 0.75, InFlight: 7, TelemetryAge: 0.21, Why: "none",
 			HeaderMillis: -1, KVUsage: 0.375, Running: 12, Waiting: 0},
-		{Name: "h100-2", Address: "10.0.0.2:80", State: "unknown", Why: "gate_held", Closed: true, Failing: true, TelemetryAge: -1, HeaderMillis: -1, KVUsage: -1, Running: -1, Waiting: -1},
+		{Name: "h100-2", Address: "10.0.0.2:80", State: "unknown", Why: "gate_held", Closed: true, ClosedFor: 53.7, Failing: true, TelemetryAge: -1, HeaderMillis: -1, KVUsage: -1, Running: -1, Waiting: -1},
+		{Name: "h100-3", State: "preferred", Why: "none", Closed: true, ClosedFor: 1.23, TelemetryAge: -1, HeaderMillis: -1, KVUsage: -1, Running: -1, Waiting: -1},
 	}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +193,7 @@ func TestTables(t *testing.T) {
 		}
 	}
 	lines := strings.Split(out.String(), "\n")
-	for i, want := range []string{"0/0 - 0.38 12 0 210ms - none", "0/0 - - - - - - gate_held, closed, failing"} { // headers, KV, running, waiting, age, GPU, why
+	for i, want := range []string{"0/0 - 0.38 12 0 210ms - none", "0/0 - - - - - - gate_held, closed 54s, failing", "0/0 - - - - - - closed 1.2s"} { // headers, KV, running, waiting, age, GPU, why
 		if row := strings.Join(strings.Fields(lines[i+1]), " "); !strings.HasSuffix(row, want) {
 			t.Errorf("fleet table, row %d: %q, want it to end with %q", i+1, row, want)
 		}
@@ -223,6 +224,14 @@ func TestTables(t *testing.T) {
 		if row := strings.Join(strings.Fields(strings.Split(out.String(), "\n")[i+1]), " "); row != want {
 			t.Errorf("clients table, row %d: %q, want %q", i+1, row, want)
 		}
+	}
+	out.Reset()
+	if err := showClients(&out, "table", nil); err != nil || !strings.HasPrefix(out.String(), "No client has requests in flight") {
+		t.Errorf("no clients: %v\n%s", err, out.String())
+	}
+	out.Reset()
+	if err := showClients(&out, "json", []admin.Caller{}); err != nil || out.String() != "[]\n" {
+		t.Errorf("no clients as JSON: %v\n%s", err, out.String())
 	}
 	out.Reset()
 	since := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)

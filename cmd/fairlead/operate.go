@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/scorer"
 )
 
 // reader holds the flags every command has that asks a running serve.
@@ -152,6 +153,10 @@ func runClients(ctx context.Context, args []string, io stdio) error {
 }
 
 func showClients(w io.Writer, format string, clients []admin.Caller) error {
+	if format == "table" && len(clients) == 0 {
+		_, err := fmt.Fprintln(w, "No client has requests in flight or waiting, or is kept out of a pool.")
+		return err
+	}
 	return show(w, format, clients, "POOL\tCLIENT\tCLASS\tIN FLIGHT\tSHARE\tWAITING\tEARLY\tAWAY", func(w io.Writer) {
 		for _, c := range clients {
 			class, away := "-", "-"
@@ -255,17 +260,30 @@ func gpuWord(e admin.Endpoint) string {
 
 // why joins what the state rests on with what is wrong with the telemetry.
 func why(e admin.Endpoint) string {
-	word := e.Why
+	var words []string
+	if e.Why != scorer.ReasonNone.String() || !e.Closed && !e.Failing {
+		words = append(words, e.Why)
+	}
 	if e.Closed {
-		word += ", closed"
+		words = append(words, "closed "+briefly(e.ClosedFor))
 	}
 	if e.Failing {
-		word += ", failing"
+		words = append(words, "failing")
 	}
+	word := strings.Join(words, ", ")
 	if e.TelemetryError == "" {
 		return word
 	}
 	return word + ": " + e.TelemetryError
+}
+
+// briefly is a time in whole seconds, or tenths of one below two.
+func briefly(s float64) string {
+	unit := time.Second
+	if s < 2 {
+		unit = time.Second / 10
+	}
+	return time.Duration(s * float64(time.Second)).Round(unit).String()
 }
 
 func seconds(s float64) string {

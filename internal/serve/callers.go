@@ -83,11 +83,11 @@ type beside struct {
 	turned int       // the most clients that one told to stay away since it took one
 }
 
-// closes is what a 429 closes, of a server beside others of its pool. A server that sheds load does so for as long as it says. But providers limit
-// each key for itself, and a 429 may be for the asker alone. Of a pool's only server that
-// one is kept out of the pool for the time that it was told; others are for two seconds if
-// another one was told so too since somebody was taken, for four if a third was after
-// that, and so on: twice as long as long as nobody knows that the server takes others. Who
+// closes is what a 429 closes, of a server beside others of its pool. A server that sheds
+// load does so for as long as it says. But providers limit each key for itself, and a 429
+// may be for the asker alone. Of a pool's only server that one is kept out of the pool for
+// the time that it was told; others are for two seconds if another one was told so too
+// since somebody was taken, for four if a third was after that, and so on: twice as long as long as nobody knows that the server takes others. Who
 // was told so before others were taken, and is told so again, is no news, and kept out
 // alone, unless many are.
 //

@@ -586,6 +586,9 @@ func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 		if row.TelemetryAge < 0 && p.Telemetry.Source != fleet.TelemetryNone {
 			row.Awaited = now.Sub(t.since).Seconds()
 		}
+		if t.closed.closed(now) {
+			row.ClosedFor = t.closed.until.Sub(now).Seconds()
+		}
 		row.Name, row.Address, row.Node, row.Zone = e.Name, e.Address.String(), e.Node, e.Zone
 		row.Known = !v.Stale && p.Telemetry.Source != fleet.TelemetryNone
 		row.InFlight = s.inFlight(s.ledger.Slot(key))
