@@ -76,12 +76,17 @@ func call[T any](ctx context.Context, c *Client, method, path string, body any) 
 	if response.StatusCode/100 != 2 {
 		var p Problem
 		if err := json.NewDecoder(response.Body).Decode(&p); err != nil || p.Error == "" {
-			p.Error = response.Status
+			return v, c.foreign(path, response.Status)
 		}
 		return v, fmt.Errorf("%s", p.Error)
 	}
 	if err := json.NewDecoder(response.Body).Decode(&v); err != nil {
-		return v, fmt.Errorf("read answer of %s: %w", path, err)
+		return v, fmt.Errorf("%w: %w", c.foreign(path, response.Status), err)
 	}
 	return v, nil
+}
+
+// foreign is the error for an answer that isn't one of the admin API.
+func (c *Client) foreign(path, status string) error {
+	return fmt.Errorf("%s%s answered %q, not as the admin API of fairlead serve does: is that serve.admin's address? (--admin names another)", c.base, path, status)
 }

@@ -77,6 +77,24 @@ func TestClientSaysWhenNobodyAnswers(t *testing.T) {
 	}
 }
 
+// TestClientSaysWhoseAnswersItDoesNotKnow: another server's, by its whole address.
+func TestClientSaysWhoseAnswersItDoesNotKnow(t *testing.T) {
+	for name, answers := range map[string]http.HandlerFunc{
+		"not found": http.NotFound,
+		"problem": func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, `{"error":{"code":"not_found"}}`, http.StatusNotFound)
+		},
+		"page": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
+	} {
+		server := httptest.NewServer(answers)
+		_, err := NewClient(strings.TrimPrefix(server.URL, "http://")).Clients(context.Background())
+		server.Close()
+		if err == nil || !strings.Contains(err.Error(), server.URL+"/api/v1/clients answered ") || !strings.Contains(err.Error(), "serve.admin") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestRefusals walks every way in that must be closed.
 func TestRefusals(t *testing.T) {
 	server, changes := newTestServer(t)

@@ -10,8 +10,10 @@ type Proxy struct {
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since"`
 	// LastSeen is when it was connected last.
-	LastSeen time.Time   `json:"last_seen"`
-	Types    []ProxyType `json:"types"`
+	LastSeen time.Time `json:"last_seen"`
+	// Reason is why one that left is refused: its group is not in the configuration.
+	Reason string      `json:"reason,omitempty"`
+	Types  []ProxyType `json:"types"`
 }
 
 // ProxyType is the state of one resource type at one sidecar.

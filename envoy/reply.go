@@ -139,7 +139,7 @@ func localReplies() []localReply {
 		}},
 		{problem: problem{
 			status: http.StatusRequestEntityTooLarge, code: "request_too_large",
-			message: "The request body is larger than this gateway accepts.",
+			message: "The request body is larger than the " + maxBodyOperator + " bytes that are accepted here.",
 		}},
 		{problem: problem{
 			status: http.StatusForbidden, code: "not_allowed",
@@ -172,6 +172,10 @@ func localReplies() []localReply {
 		}},
 	}
 }
+
+// maxBodyOperator prints the limit of the route. It stands in the route for the same
+// reason as the dialect, see anthropicRoute.
+const maxBodyOperator = "%METADATA(ROUTE:" + routeNamespace + ":" + routeMaxBody + ")%"
 
 const detailsOperator = "%RESPONSE_CODE_DETAILS%"
 

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,6 +33,7 @@ const GroupOwn = "own"
 const (
 	routeNamespace = "fairlead"
 	routeDialect   = "dialect"
+	routeMaxBody   = "max_body"
 
 	// Retries wait 1 ms: the next target is another server or another pool, so
 	// there is nothing to wait for. Envoy's default of 25 ms costs a walk
@@ -132,7 +134,7 @@ func routesOf(cfg *fleet.Config, r fleet.Route, needModel bool, peekDigits int) 
 		out := &routev3.Route{
 			Name:                   name,
 			Match:                  match,
-			Metadata:               dialectMetadata(r.Dialect),
+			Metadata:               routeMetadata(r.Dialect, r.MaxBody),
 			ResponseHeadersToAdd:   dialectHeaders(r.Dialect),
 			RequestHeadersToRemove: []string{wire.HeaderDraw},
 			RequestBodyBufferLimit: wrapperspb.UInt64(bufferLimit(r, peekDigits)),
@@ -247,10 +249,18 @@ func picks(m *matchingv3.Matcher) *anypb.Any {
 	return packed(&extensionmatcherv3.ExtensionWithMatcherPerRoute{XdsMatcher: m})
 }
 
-func dialectMetadata(d fleet.Dialect) *corev3.Metadata {
-	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
+// routeMetadata is what the answers that Envoy makes by itself say of a route.
+func routeMetadata(d fleet.Dialect, maxBody fleet.Bytes) *corev3.Metadata {
+	m := &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
 		routeNamespace: object(map[string]*structpb.Value{routeDialect: text(d.String())}),
 	}}
+	noteMaxBody(m, maxBody)
+	return m
+}
+
+// noteMaxBody notes the largest body that a route takes, in bytes.
+func noteMaxBody(m *corev3.Metadata, maxBody fleet.Bytes) {
+	m.FilterMetadata[routeNamespace].Fields[routeMaxBody] = text(strconv.FormatUint(uint64(maxBody), 10))
 }
 
 // dialectHeaders are on the answers of routes whose clients look for the request's
@@ -473,6 +483,7 @@ func refusals(built []*routev3.Route, configured []fleet.Route, peekDigits int) 
 		// often one of these: they must not be stricter than the real ones.
 		r.RequestBodyBufferLimit = wrapperspb.UInt64(buffer)
 		r.TypedPerFilterConfig[filterOfRoute] = routeFilters(limitBody(limit))
+		noteMaxBody(r.Metadata, limit)
 	}
 	return out
 }
@@ -559,7 +570,7 @@ func refuse(name string, match *routev3.RouteMatch, d fleet.Dialect, why problem
 	return &routev3.Route{
 		Name:                 name,
 		Match:                match,
-		Metadata:             dialectMetadata(d),
+		Metadata:             routeMetadata(d, largestBody),
 		ResponseHeadersToAdd: dialectHeaders(d),
 		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 			Status: why.status, BodyFormat: jsonFormat(why.body(d)),

@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +35,18 @@ type Serve struct {
 	// Redis, if not nil, is where several replicas keep the counts of Limits in
 	// common; nil: each process counts for itself.
 	Redis *Redis
+}
+
+// Changes lists the keys whose values differ in another Serve, such as "serve.shard".
+func (s *Serve) Changes(other *Serve) (keys []string) {
+	a, b := reflect.ValueOf(*s), reflect.ValueOf(*other)
+	for _, f := range serveFields(&Serve{}) {
+		named := func(name string) bool { return strings.EqualFold(name, f.name) }
+		if !reflect.DeepEqual(a.FieldByNameFunc(named).Interface(), b.FieldByNameFunc(named).Interface()) {
+			keys = append(keys, "serve."+f.name)
+		}
+	}
+	return keys
 }
 
 // OnError says what becomes of limited requests while Redis does not answer.

@@ -346,13 +346,13 @@ func TestShapePassesRequestsWithoutFairlead(t *testing.T) {
 		for name, c := range map[string]*factEnvoy{"http1": e, "http2": overHTTP2(t, e)} {
 			t.Run(name, func(t *testing.T) {
 				body := strings.Repeat("x", 3<<20)
-				expectError(t, c.send("POST", "/v1/chat/completions", strings.NewReader(body)), 413, fleet.DialectOpenAI, "larger")
+				expectError(t, c.send("POST", "/v1/chat/completions", strings.NewReader(body)), 413, fleet.DialectOpenAI, "larger than the 2097152 bytes")
 				if a := c.send("POST", "/v1/messages", strings.NewReader(body)); a.status != http.StatusOK {
 					t.Errorf("messages: status %d, want 200: its limit is the default", a.status)
 				}
 				// without a content-length the size shows only on the way
 				unsized := c.send("POST", "/v1/chat/completions", io.MultiReader(strings.NewReader(body)))
-				expectError(t, unsized, 413, fleet.DialectOpenAI, "larger")
+				expectError(t, unsized, 413, fleet.DialectOpenAI, "larger than the 2097152 bytes")
 			})
 		}
 	})
@@ -543,7 +543,7 @@ routes:
 	})
 	t.Run("the chosen route's own body limit counts", func(t *testing.T) {
 		body := func(model string) string { return `{"model":"` + model + `","x":"` + strings.Repeat("x", 8<<10) + `"}` }
-		expectError(t, e.postJSON("/v1/chat/completions", body("m-small")), 413, fleet.DialectOpenAI, "larger")
+		expectError(t, e.postJSON("/v1/chat/completions", body("m-small")), 413, fleet.DialectOpenAI, "larger than the 4096 bytes")
 		if a := e.postJSON("/v1/chat/completions", body("m-large")); a.status != 200 {
 			t.Errorf("large: %d %s", a.status, a.body)
 		}

@@ -37,6 +37,9 @@ func TestEnvoyThatLeftIsShownUntilItIsBack(t *testing.T) {
 	if len(n.Types) != 4 || n.Types[0].Type != "CDS" || n.Types[0].State != Synced || n.Types[0].Version == "" {
 		t.Errorf("gone: %+v", n.Types)
 	}
+	if n.Refused != "" {
+		t.Errorf("one of a known group is refused: %s", n.Refused)
+	}
 	if later := only(); !later.LastSeen.Equal(n.LastSeen) {
 		t.Errorf("last seen moved from %s to %s", n.LastSeen, later.LastSeen)
 	}
@@ -97,5 +100,21 @@ func TestDepartedAreForgottenInTimeAndBounded(t *testing.T) {
 	}
 	if got := d.list(at.Add(time.Hour)); len(got) != 0 || len(d.byKey) != 0 {
 		t.Errorf("%d remembered after an hour", len(got))
+	}
+}
+
+// TestEnvoyWhoseGroupWasRenamedIsShownWithTheReason why it is not served any more.
+func TestEnvoyWhoseGroupWasRenamedIsShownWithTheReason(t *testing.T) {
+	r := newRig(t, target("h100=10 a100=90", secondGroup))
+	r.join("n1", "core")
+	r.publish(target("h100=10 a100=90"))
+	eventually(t, "it is gone", func() bool { return connected(r.server) == 0 && len(r.server.Status()) == 1 })
+	want := `group "core" (node.cluster) is not in the configuration; accepted: edge`
+	if all := r.server.Status(); len(all) != 1 || all[0].Refused != want {
+		t.Errorf("%+v; want one refused since %s", all, want)
+	}
+	r.publish(target("h100=10 a100=90", secondGroup))
+	if all := r.server.Status(); len(all) != 1 || all[0].Refused != "" {
+		t.Errorf("its group is back: %+v", all)
 	}
 }

@@ -264,9 +264,23 @@ func (s *Server) groupOf(name string) (*group, error) {
 	case len(s.groups) == 0:
 		return nil, status.Error(codes.Unavailable, "the control plane has no configuration yet")
 	case g == nil:
-		return nil, status.Errorf(codes.NotFound, "group %q (node.cluster) is not in the configuration; accepted: %s",
-			oneLine(name), strings.Join(sortedNames(s.groups), ", "))
+		return nil, status.Error(codes.NotFound, s.notAGroup(name))
 	default:
 		return g, nil
 	}
+}
+
+// notAGroup says that a name is none of a group. The caller holds mu.
+func (s *Server) notAGroup(name string) string {
+	return fmt.Sprintf("group %q (node.cluster) is not in the configuration; accepted: %s", oneLine(name), strings.Join(sortedNames(s.groups), ", "))
+}
+
+// unknownGroup is why an Envoy of a group is refused, "" if it isn't.
+func (s *Server) unknownGroup(name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.groups) == 0 || s.groups[name] != nil {
+		return ""
+	}
+	return s.notAGroup(name)
 }

@@ -33,8 +33,11 @@ type NodeStatus struct {
 	Connected bool `json:"connected"`
 	// LastSeen is the end of its last stream; of a connected Envoy, the time of
 	// the call.
-	LastSeen time.Time    `json:"lastSeen"`
-	Types    []TypeStatus `json:"types"` // CDS, EDS, RDS, LDS, RTDS; only those it asked for
+	LastSeen time.Time `json:"lastSeen"`
+	// Refused says why one that left is given no stream any more: its group is not in
+	// the configuration. Else it is "".
+	Refused string       `json:"refused,omitempty"`
+	Types   []TypeStatus `json:"types"` // CDS, EDS, RDS, LDS, RTDS; only those it asked for
 }
 
 // TypeStatus is what an Envoy holds of one type.
@@ -84,6 +87,7 @@ func (s *Server) Status() []NodeStatus {
 	for _, n := range s.departed.list(now) {
 		// An Envoy that reconnects may be in before its old stream is found broken.
 		if !connected[n.key()] {
+			n.Refused = s.unknownGroup(n.Group)
 			out = append(out, n)
 		}
 	}

@@ -26,7 +26,7 @@ func runValidate(_ context.Context, args []string, io stdio) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(io.out, "%s: ok: %d groups, %d pools, %d routes\n", *file, len(cfg.Groups), len(cfg.Pools), len(cfg.Routes))
+	fmt.Fprintf(io.out, "%s: ok: %d groups, %d pools, %d routes, %d limits\n", *file, len(cfg.Groups), len(cfg.Pools), len(cfg.Routes), len(cfg.Limits))
 	return nil
 }
 

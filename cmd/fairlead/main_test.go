@@ -60,6 +60,13 @@ func TestFaultsOfTheCallExitWith2AndSayWhatIsAccepted(t *testing.T) {
 	}
 }
 
+func TestValidateSaysWhatAFileHas(t *testing.T) {
+	file := filepath.Join("..", "..", "examples", "limits", "fairlead.yaml")
+	if code, out, errs := call(t, "validate", file); code != 0 || out != file+": ok: 1 groups, 1 pools, 2 routes, 1 limits\n" {
+		t.Errorf("exit %d, %q, %q", code, out, errs)
+	}
+}
+
 func TestMissingFileExitsWith1AndNamesIt(t *testing.T) {
 	code, _, errs := call(t, "validate", "-f", "/nowhere/fairlead.yaml")
 	if code != exitFailed || !strings.Contains(errs, "/nowhere/fairlead.yaml") {
@@ -240,6 +247,14 @@ func TestTables(t *testing.T) {
 		Effective: []admin.Weight{{Pool: "a", BasisPoints: 10_000}, {Pool: "b"}}}})
 	if err != nil || !strings.Contains(out.String(), "a=100.00% b=0.00%") || !strings.Contains(out.String(), "2026-11-29T12:00:00Z") {
 		t.Errorf("splits table: %v\n%s", err, out.String())
+	}
+	out.Reset()
+	err = showProxies(&out, "table", []admin.Proxy{
+		{Node: "n1", Group: "edge", Listen: "127.0.0.1:1", Reason: "no such group", Types: []admin.ProxyType{{Type: "LDS", State: "SYNCED"}}},
+		{Node: "n2", Group: "edge", Listen: "127.0.0.1:1", Reason: "no such group"},
+	})
+	if err != nil || strings.Count(out.String(), "no such group") != 2 {
+		t.Errorf("proxies of no group: %v\n%s", err, out.String())
 	}
 	out.Reset()
 	err = showProxies(&out, "json", []admin.Proxy{{Node: "n1", Types: []admin.ProxyType{{Type: "LDS", State: "NACKED", Reason: "cannot bind"}}}})

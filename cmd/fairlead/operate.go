@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -214,10 +215,10 @@ func showProxies(w io.Writer, format string, proxies []admin.Proxy) error {
 				connected = "left " + p.LastSeen.Format(time.TimeOnly)
 			}
 			for _, t := range p.Types {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Node, p.Group, p.Listen, connected, t.Type, t.State, t.Reason)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Node, p.Group, p.Listen, connected, t.Type, t.State, cmp.Or(p.Reason, t.Reason))
 			}
 			if len(p.Types) == 0 {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t-\t-\t\n", p.Node, p.Group, p.Listen, connected)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t-\t-\t%s\n", p.Node, p.Group, p.Listen, connected, p.Reason)
 			}
 		}
 	})

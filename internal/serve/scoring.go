@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"fmt"
 	"math"
 	"net/http"
 	"sync"
@@ -63,6 +64,8 @@ type tracker struct {
 	ends   own.Ends
 	// lastErr is why the last reading failed, "" if it did not.
 	lastErr string
+	// arrived is when the model server's last numbers were read, changed or not.
+	arrived time.Time
 	// since is when it was first shown.
 	since   time.Time
 	foreign own.Foreign
@@ -149,7 +152,7 @@ func (s *scoring) read(r telemetry.Reading) {
 		return
 	}
 	if r.Sample.Known.HasEngine() { // the GPU's numbers alone don't mend the engine's page
-		t.lastErr = ""
+		t.lastErr, t.arrived = "", r.Sample.At
 	}
 	if len(s.readings) >= maxReadings {
 		s.readings = s.readings[1:]
@@ -603,6 +606,10 @@ func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 	return shown
 }
 
+// unchangedFor is how long numbers may stand still while requests run until the scorer no
+// longer judges by them.
+const unchangedFor = 2 * time.Second
+
 // row is what people see of one endpoint, as far as its own history tells.
 func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float64) admin.Endpoint {
 	ended := t.ends.Own()
@@ -616,6 +623,9 @@ func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float
 	}
 	if age := t.window.Age(now); age != telemetry.Never {
 		row.TelemetryAge = age.Seconds()
+		if v.Reason == scorer.ReasonStale && row.TelemetryError == "" && age > unchangedFor && now.Sub(t.arrived) <= unchangedFor {
+			row.TelemetryError = fmt.Sprintf("page answers, numbers unchanged for %.0f s", row.TelemetryAge)
+		}
 	}
 	last := func(field telemetry.Mask) float64 {
 		if sample, ok := t.window.Last(field, now, time.Hour); ok {

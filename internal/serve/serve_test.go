@@ -172,8 +172,8 @@ func TestReconfigureKeepsTheProcessAndRefusesServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := *cfg
-	other.Serve.Shard = 7
-	if err := s.Reconfigure(&other); !errors.Is(err, errRestart) {
+	other.Serve.Shard, other.Serve.Redis = 7, &fleet.Redis{Address: "10.0.0.9:6379"}
+	if err := s.Reconfigure(&other); !errors.Is(err, errRestart) || !strings.HasPrefix(err.Error(), "serve.shard, serve.redis: ") {
 		t.Errorf("a change under serve: %v", err)
 	}
 	smaller := *cfg
@@ -416,6 +416,39 @@ func TestReadingsReachShares(t *testing.T) {
 	s.step(now.Add(bucket))
 	if got := s.Fleet().Pools[0].Endpoints[0].TelemetryError; got != "connection refused" {
 		t.Errorf("telemetry error: %q", got)
+	}
+}
+
+// TestFrozenNumbersAreAnError that people see, though their page answers.
+func TestFrozenNumbersAreAnError(t *testing.T) {
+	for _, row := range []struct {
+		name         string
+		quiet, moves bool
+		want         string
+	}{
+		{"the numbers stand still", false, false, "page answers, numbers unchanged for 3 s"},
+		{"the numbers move", false, true, ""},
+		{"none come any more", true, false, ""},
+	} {
+		s, err := New(Options{Config: testConfig(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		for tick := range 31 {
+			sample := telemetry.Sample{At: now, Known: telemetry.HasRunning | telemetry.HasGenerationTokens, Running: 2, GenerationTokens: 7}
+			if row.moves {
+				sample.GenerationTokens = float64(tick)
+			}
+			if tick == 0 || !row.quiet {
+				s.scoring.read(telemetry.Reading{Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")}, Sample: sample})
+			}
+			s.step(now)
+			now = now.Add(100 * time.Millisecond)
+		}
+		if got := s.Fleet().Pools[0].Endpoints[0].TelemetryError; got != row.want {
+			t.Errorf("%s: telemetry error %q; want %q", row.name, got, row.want)
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -210,8 +209,8 @@ var errRestart = errors.New("changes under serve: take effect only after a resta
 func (s *Server) Reconfigure(cfg *fleet.Config) error {
 	s.reconfigure.Lock()
 	defer s.reconfigure.Unlock()
-	if !reflect.DeepEqual(cfg.Serve, s.config.Load().Serve) {
-		return errRestart
+	if keys := s.config.Load().Serve.Changes(&cfg.Serve); len(keys) > 0 {
+		return fmt.Errorf("%s: %w", strings.Join(keys, ", "), errRestart)
 	}
 	if err := s.submit(cfg); err != nil {
 		return err

@@ -48,7 +48,7 @@ func (s *Server) Clients() []admin.Caller {
 func (s *Server) Proxies() []admin.Proxy {
 	out := []admin.Proxy{}
 	for _, n := range s.publish.Status() {
-		p := admin.Proxy{Node: n.Node, Group: n.Group, Listen: n.Listen.String(), Connected: n.Connected, Since: n.Since, LastSeen: n.LastSeen}
+		p := admin.Proxy{Node: n.Node, Group: n.Group, Listen: n.Listen.String(), Connected: n.Connected, Since: n.Since, LastSeen: n.LastSeen, Reason: n.Refused}
 		for _, t := range n.Types {
 			p.Types = append(p.Types, admin.ProxyType{Type: t.Type, State: string(t.State), Reason: t.Reason, LastAck: t.LastAck})
 		}
