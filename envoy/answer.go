@@ -94,13 +94,16 @@ func overloadedWithout(header, value string) string {
 	return cel(fmt.Sprintf("%s && !('%s' in response.headers) ? '%s' : ''", overloaded, header, value))
 }
 
-// overloadedUnless is the same where the header may also have one given value.
-// SDKs let retry-after-ms win over retry-after, so it is added only where the
-// server has not given another time in seconds.
+// overloadedUnless is the same where the header may also have one given value, or
+// one that is no wait. SDKs let retry-after-ms win over retry-after, so it is added
+// only where the server has not given another time in seconds.
 func overloadedUnless(header, harmless, value string) string {
-	return cel(fmt.Sprintf("%s && (!('%[2]s' in response.headers) || response.headers['%[2]s'] == '%[3]s') ? '%[4]s' : ''",
-		overloaded, header, harmless, value))
+	return cel(fmt.Sprintf("%s && (!('%[2]s' in response.headers) || response.headers['%[2]s'] == '%[3]s' || !response.headers['%[2]s'].matches('%[5]s')) ? '%[4]s' : ''",
+		overloaded, header, harmless, value, aWait))
 }
+
+// aWait is how a retry-after begins that callers can use: a number or a date of HTTP.
+const aWait = "^([0-9.]|Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 
 // cel is the command operator that prints an expression's value.
 func cel(expression string) string {

@@ -79,7 +79,7 @@ func (s *Service) lateMessage(st stream, c *call, w *waiting) bool {
 	return c.answered
 }
 
-// responseHeaders adds the retry fields that an answer lacks.
+// responseHeaders adds the retry fields that an answer lacks, or has of no use.
 func (s *Service) responseHeaders(c *call, w *waiting, now time.Time) {
 	c.answered = true
 	if c.req.observe {
@@ -91,7 +91,7 @@ func (s *Service) responseHeaders(c *call, w *waiting, now time.Time) {
 		return
 	}
 	a := Answer{Route: w.ask.Route, Status: c.req.status, Source: RetryKept}
-	if c.req.told(wire.HeaderRetryAfterMs) != "" || c.req.told(wire.HeaderRetryAfter) != "" {
+	if retryafter.Own(c.req.told) {
 		*c.out.b = append(*c.out.b, emptyAnswer[kindResponseHeaders]...)
 	} else {
 		var fields wait
@@ -103,8 +103,8 @@ func (s *Service) responseHeaders(c *call, w *waiting, now time.Time) {
 }
 
 // waitOf is what to tell a client whose upstream turned it away without retry
-// fields: what the upstream's limits say, else a slot like that of a request
-// refused here. Fields that the upstream did send are left out.
+// fields that it can use: what the upstream's limits say, else a slot like that of a
+// request refused here. Its own word on whether to retry stands.
 func (s *Service) waitOf(r *request, w *waiting, now time.Time) (wait, RetrySource) {
 	source := RetryGiven
 	var fields wait

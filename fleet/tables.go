@@ -235,7 +235,7 @@ func routeFields(r *Route) []field {
 		{name: "match", required: true, value: object(matchFields(&r.Match))},
 		{name: "dialect", doc: "The API its clients speak; errors are written in it.", required: true, value: choice(&r.Dialect, nil, "openai", "anthropic")},
 		{name: "strategy", doc: "Who picks the endpoint: Envoy (legacy) or the plan (dynamic).", preset: "dynamic", value: choice(&r.Strategy, nil, "legacy", "dynamic")},
-		{name: "clientStrategy", doc: "What a client's x-route-strategy does.", preset: "honor", value: choice(&r.ClientStrategy, nil, "honor", "ignore")},
+		{name: "clientStrategy", doc: "What a client's x-route-strategy does: honor takes dynamic as that, and any other value as legacy.", preset: "honor", value: choice(&r.ClientStrategy, nil, "honor", "ignore")},
 		{name: "trustDeclared", doc: "Believe the max_tokens header where it is a whole number, and skip the body then.", preset: "false", value: boolean(&r.TrustDeclared)},
 		{name: "defaultMaxTokens", doc: "The output budget of a request that declares none.", preset: "512", value: whole(&r.DefaultMaxTokens, 1, 10_000_000)},
 		{name: "pool", doc: "The only pool; or give a split.", value: solePool(&r.Split)},

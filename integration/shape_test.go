@@ -567,6 +567,11 @@ func TestShapeAddsRetryFieldsOnlyWhereNoneAre(t *testing.T) {
 	}{
 		{nil, []string{"1000"}, []string{"1"}},
 		{[]string{"retry-after", "30"}, nil, []string{"30"}},
+		{[]string{"retry-after", "0"}, nil, []string{"0"}},
+		{[]string{"retry-after", "Wed, 04 Mar 2026 05:06:27 GMT"}, nil, []string{"Wed, 04 Mar 2026 05:06:27 GMT"}},
+		{[]string{"retry-after", "garbage"}, []string{"1000"}, []string{"garbage"}},
+		{[]string{"retry-after", "-3"}, []string{"1000"}, []string{"-3"}},
+		{[]string{"retry-after", ""}, []string{"1000"}, []string{""}},
 		{[]string{"retry-after-ms", "700"}, []string{"700"}, nil},
 		{[]string{"retry-after-ms", "1000"}, []string{"1000"}, nil},
 		{[]string{"retry-after", "2", "retry-after-ms", "1700"}, []string{"1700"}, []string{"2"}},

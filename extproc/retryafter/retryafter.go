@@ -50,6 +50,21 @@ func Wait(header func(name string) string, now time.Time) (time.Duration, bool) 
 	return resets(header, now)
 }
 
+// Own reports whether the headers that callers go by, retry-after-ms and retry-after, tell
+// them something: a number, also 0, or a date, also one that has passed. Anything else is
+// as if it were missing.
+func Own(header func(name string) string) bool {
+	if _, ok := decimal(strings.TrimSpace(header(wire.HeaderRetryAfterMs))); ok {
+		return true
+	}
+	value := strings.TrimSpace(header(wire.HeaderRetryAfter))
+	if _, ok := decimal(value); ok {
+		return true
+	}
+	_, err := http.ParseTime(value)
+	return err == nil
+}
+
 const headerAzureMs = "x-ms-retry-after-ms"
 
 // limits are the families of limits: the header of the reset and of what is left.

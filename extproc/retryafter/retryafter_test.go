@@ -139,6 +139,32 @@ func TestEveryFormOfAWait(t *testing.T) {
 	}
 }
 
+func TestOwnFieldsAreThoseThatCallersUnderstand(t *testing.T) {
+	for _, row := range []struct {
+		h    headers
+		want bool
+	}{
+		{headers{}, false},
+		{headers{"retry-after": ""}, false},
+		{headers{"retry-after": "garbage"}, false},
+		{headers{"retry-after": "-3"}, false},
+		{headers{"retry-after-ms": "soon", "retry-after": "later"}, false},
+		{headers{"x-ratelimit-reset-requests": "3s", headerAzureMs: "700"}, false},
+		{headers{"retry-after": "0"}, true},
+		{headers{"retry-after": " 3 "}, true},
+		{headers{"retry-after": "0.4"}, true},
+		{headers{"retry-after": "Wed, 04 Mar 2026 05:06:06 GMT"}, true},
+		{headers{"retry-after": "Wed Mar  4 05:06:27 2026"}, true},
+		{headers{"retry-after-ms": "350"}, true},
+		{headers{"retry-after-ms": "soon", "retry-after": "3"}, true},
+		{headers{"retry-after-ms": "350", "retry-after": "garbage"}, true},
+	} {
+		if got := Own(row.h.get); got != row.want {
+			t.Errorf("%v: %v", row.h, got)
+		}
+	}
+}
+
 // Whoever logs wire.RetryHeaders must get a wait from each of them.
 func TestEveryRetryHeaderIsRead(t *testing.T) {
 	for _, name := range wire.RetryHeaders() {
