@@ -2,9 +2,11 @@ package serve
 
 import (
 	"net/http"
+	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc/retryafter"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
@@ -162,5 +164,22 @@ func TestGuessesEndWhenTheServerSaid(t *testing.T) {
 	c.doubt(begin.Add(s))
 	if c.until != begin.Add(s) || c.closed(begin.Add(s)) || c.limit(64, 0, begin.Add(s)) != 1 {
 		t.Errorf("it takes all others: %+v, with room for %d", c, c.limit(64, 0, begin.Add(s)))
+	}
+}
+
+// TestPeopleSeeForHowLongAnEndpointIsClosed, and nothing of one that isn't.
+func TestPeopleSeeForHowLongAnEndpointIsClosed(t *testing.T) {
+	s, err := New(Options{Config: testConfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	s.scoring.outcome(fleet.Outcome{
+		Kind: fleet.AttemptEnded, Code: http.StatusTooManyRequests, Cause: fleet.CauseThrottled, RetryAfter: 30 * time.Second, At: now,
+		Endpoint: fleet.EndpointKey{Pool: "gpu", Address: netip.MustParseAddrPort("127.0.0.1:1001")},
+	}, admission.Asker{})
+	s.step(now.Add(10 * time.Second))
+	if rows := s.Fleet().Pools[0].Endpoints; !rows[0].Closed || rows[0].ClosedFor != (20*time.Second-reopenEarly).Seconds() || rows[1].Closed || rows[1].ClosedFor != 0 {
+		t.Errorf("%+v", rows[:2])
 	}
 }
