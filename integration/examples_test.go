@@ -219,7 +219,23 @@ func TestLimitsExampleAsItsReadmeSays(t *testing.T) {
 	if out := runFairlead(t, dir, readmeCommands(t, "limits", "pools")[0]...); !strings.Contains(out, "h100") || !strings.Contains(out, "<=2048") {
 		t.Errorf("pools:\n%s", out)
 	}
-	if out := runFairlead(t, dir, readmeCommands(t, "limits", "clients")[0]...); !strings.Contains(out, "IN FLIGHT") {
-		t.Errorf("clients:\n%s", out)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(
+		`{"model":"llama-3.1-8b","max_tokens":2000,"ignore_eos":true,"stream":true,"messages":[{"role":"user","content":"hello"}]}`))
+	if err != nil {
+		t.Fatal(err)
 	}
+	request.Header.Set("Authorization", "Bearer team-a")
+	request.Header.Set("Content-Type", "application/json")
+	stream, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := runFairlead(t, dir, readmeCommands(t, "limits", "clients")[0]...)
+	_ = stream.Body.Close()
+	if !strings.Contains(out, "IN FLIGHT") || !strings.Contains(out, "sha256:52d361d570ff5083f508dc82eb1183e7 ") {
+		t.Errorf("clients while one has a stream:\n%s", out)
+	}
+	envoytest.Eventually(t, "nobody is there", func() bool {
+		return strings.HasPrefix(runFairlead(t, dir, readmeCommands(t, "limits", "clients")[0]...), "No client has requests in flight")
+	})
 }
