@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -320,46 +321,50 @@ func rawSpoof(t *testing.T, address string, header [2]string, times int) answer 
 	return answer{status: response.StatusCode, header: response.Header, body: string(text)}
 }
 
-// TestTwoThousandStreamsDontOverflow: more requests at a time than the default
-// limit of a cluster lets be; none is failed or goes unsteered for it.
+// TestTwoThousandStreamsDontOverflow: twice as many requests wait at once for their
+// answers as the default limit of a cluster lets be, each with a stream of ext_proc
+// open that is to read the answer's headers. None is failed or goes unsteered for it,
+// and once the answers have begun ext_proc has nothing open.
 func TestTwoThousandStreamsDontOverflow(t *testing.T) {
 	if testing.Short() {
 		t.Skip("opens 2,000 streams")
 	}
-	const streams = 2000
+	const (
+		streams = 2000
+		opening = 50 // at most so many have not reached the server yet
+	)
 	m := newModelServer(t)
-	release := make(chan struct{})
+	begin, finish := make(chan struct{}), make(chan struct{})
 	m.answerWith(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		waitFor(r.Context(), begin)
 		w.Header().Set("content-type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: {}\n\n")
 		_ = http.NewResponseController(w).Flush()
-		select {
-		case <-release:
-			_, _ = io.WriteString(w, "data: [DONE]\n\n")
-		case <-r.Context().Done():
-		}
+		waitFor(r.Context(), finish)
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
 	}))
 	sh := twoServers(m.addr(), m.addr()).single()
 	sh.text = strings.Replace(sh.text, "name: a, ", "name: a, maxInFlight: 65535, ", 1)
+	sh.text = strings.Replace(sh.text, "pool: a, ", "pool: a, retryFields: computed, ", 1)
 	s := startSteered(t, sh)
 	h2 := overHTTP2(t, s.factEnvoy)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var parts sync.WaitGroup
 	var mu sync.Mutex
+	var begun atomic.Int64
 	statuses, unsteered, broken := map[int]int{}, 0, 0
-	room := make(chan struct{}, 50) // at most so many are being opened
-	for range streams {
+	for i := range int64(streams) {
+		envoytest.Eventually(t, "room to open one more", func() bool { return i-m.inside.Load() < opening })
 		parts.Go(func() {
-			room <- struct{}{}
 			r, err := h2.open(ctx, http.MethodPost, chatPath, strings.NewReader(`{"max_tokens":4,"stream":true}`), "content-type", "application/json")
-			<-room
 			if err != nil {
 				mu.Lock()
+				defer mu.Unlock()
 				statuses[-1]++
-				mu.Unlock()
 				return
 			}
+			begun.Add(1)
 			text, err := io.ReadAll(r.Body)
 			_ = r.Body.Close()
 			mu.Lock()
@@ -373,21 +378,25 @@ func TestTwoThousandStreamsDontOverflow(t *testing.T) {
 			}
 		})
 	}
-	envoytest.Eventually(t, "all streams open", func() bool { return m.inside.Load() == streams })
-	close(release)
-	parts.Wait()
-	s.waitEmpty(t)
+	envoytest.Eventually(t, "all wait for their answers", func() bool { return m.inside.Load() == streams })
 	// A loaded machine makes ext_proc late, which costs steering. Envoy counts that
 	// apart from other failures; an overflow is none that is allowed.
-	late := 0
-	for line := range strings.Lines(s.AdminGet("/stats?filter=ext_proc.message_timeouts")) {
-		var n int
-		if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n); err == nil {
-			late += n
-		}
+	lateToSteer := s.extProcLate()
+	asked, _ := s.Stat("cluster." + wire.ClusterExtProc + ".upstream_rq_active")
+	if asked < streams-lateToSteer || asked > streams {
+		t.Errorf("%d streams of ext_proc are open for %d requests, to %d of which it was late", asked, streams, lateToSteer)
 	}
-	if statuses[http.StatusOK] != streams || unsteered > late || broken > 0 {
-		t.Errorf("statuses %v, %d unsteered of which %d because ext_proc was late, %d broken", statuses, unsteered, late, broken)
+	close(begin)
+	envoytest.Eventually(t, "all answers have begun", func() bool { return begun.Load() == streams })
+	s.WaitStat("cluster."+wire.ClusterExtProc+".upstream_rq_active", func(n int64) bool { return n == 0 })
+	if n := m.inside.Load(); n != streams {
+		t.Errorf("%d of %d answers still run", n, streams)
+	}
+	close(finish)
+	parts.Wait()
+	s.waitEmpty(t)
+	if statuses[http.StatusOK] != streams || int64(unsteered) > s.extProcLate() || broken > 0 {
+		t.Errorf("statuses %v, %d unsteered, %d times ext_proc was late, %d broken", statuses, unsteered, s.extProcLate(), broken)
 	}
 	for _, name := range []string{"upstream_rq_active_overflow", "upstream_rq_pending_overflow", "upstream_cx_overflow", "upstream_rq_retry_overflow"} {
 		for _, cluster := range []string{wire.ClusterExtProc, "a"} {
@@ -395,5 +404,24 @@ func TestTwoThousandStreamsDontOverflow(t *testing.T) {
 				t.Errorf("%s of %s: %d, known %v", name, cluster, n, known)
 			}
 		}
+	}
+}
+
+// extProcLate is how often ext_proc did not answer in time.
+func (s *steered) extProcLate() int64 {
+	late := int64(0)
+	for line := range strings.Lines(s.AdminGet("/stats?filter=ext_proc.message_timeouts")) {
+		var n int64
+		if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n); err == nil {
+			late += n
+		}
+	}
+	return late
+}
+
+func waitFor(ctx context.Context, c <-chan struct{}) {
+	select {
+	case <-c:
+	case <-ctx.Done():
 	}
 }

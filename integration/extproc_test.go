@@ -114,6 +114,7 @@ func (s *steered) compile(t *testing.T, weight func(fleet.EndpointKey) float64) 
 			Name: r.Name, Dialect: r.Dialect, Strategy: r.Strategy, ClientStrategy: r.ClientStrategy,
 			TrustDeclared: r.TrustDeclared, DefaultBudget: r.DefaultMaxTokens,
 			FirstTokenMillis: uint32(r.Timeouts.FirstToken.Milliseconds()), Affinity: r.Affinity,
+			ComputedRetry: r.RetryFields == fleet.RetryFieldsComputed && r.OnFailure != fleet.FailClosed,
 		}
 		route.Split, route.Fallback = drawnAndFurther(r)
 		in.Routes = append(in.Routes, route)
