@@ -114,10 +114,12 @@ type Level struct {
 	// Budget is how many it may have in flight while the pool is full, −1 while it
 	// is not.
 	Budget float64 `json:"budget"`
-	// QueueMillis is how long a request that comes now would wait for a place.
+	// QueueMillis is how long a request that comes now would wait for a place of the
+	// budget, 0 while it is not backlogged.
 	QueueMillis float64 `json:"queue_ms"`
-	// Backlogged is true when it is at its budget in a full pool: requests of the
-	// next larger level then go to idle endpoints first.
+	// Backlogged is true when it is at its budget in a full pool, or close to it while
+	// more wait than would fill it: requests of the next larger level then go to idle
+	// endpoints first.
 	Backlogged bool `json:"backlogged"`
 }
 

@@ -1,6 +1,8 @@
 package admission
 
 import (
+	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -171,6 +173,85 @@ func TestBeforeAnAnswerHasEndedNobodyIsToldToComeAtOnce(t *testing.T) {
 	for i := range 3 {
 		if told := refuse(0).RetryAfter; told > 2*first.RetryAfter || told < first.RetryAfter*9/10 {
 			t.Errorf("%d after two minutes is told %v; want what answers took before, %v", i, told, first.RetryAfter)
+		}
+	}
+}
+
+// TestLevelsAtTheirBudgetTellTheirQueue: as many as are ahead of the next, over the rate
+// at which the level's requests end.
+func TestLevelsAtTheirBudgetTellTheirQueue(t *testing.T) {
+	const none = math.MaxInt64
+	for _, row := range []struct {
+		name         string
+		full         bool
+		live, budget int64
+		waiting      int
+		wants        float64 // of those that wait, whom their clients' shares let in
+		ends         float64 // per second
+		queue        time.Duration
+		backlogged   bool
+	}{
+		{"no budget", true, 20, none, 10, 10, 0, 0, false},
+		{"the pool is not full", false, 20, 20, 10, 10, 0, 0, false},
+		{"at the budget", true, 20, 20, 0, 0, 0, 100 * time.Millisecond, true},
+		{"and five wait", true, 20, 20, 5, 5, 0, 600 * time.Millisecond, true},
+		{"who end faster than is expected", true, 20, 20, 5, 5, 30, 200 * time.Millisecond, true},
+		{"and whom shares don't let in", true, 20, 20, 5, 0, 0, 600 * time.Millisecond, true},
+		{"over the budget", true, 23, 20, 0, 0, 0, 400 * time.Millisecond, true},
+		{"a place is kept and ten wait", true, 19, 20, 10, 5, 0, time.Second, true},
+		{"two are lost to rounding and ten wait", true, 18, 20, 10, 5, 0, 900 * time.Millisecond, true},
+		{"two are free and two come", true, 18, 20, 2, 2, 0, 0, false},
+		{"one is free and ten wait for their shares alone", true, 19, 20, 10, 0, 0, 0, false},
+		{"three are free and ten wait", true, 17, 20, 10, 10, 0, 0, false},
+		{"none of one", true, 0, 1, 5, 5, 0, 0, false},
+		{"a thousand wait for one place", true, 1, 1, 1e5, 1e5, 0, time.Hour, true},
+	} {
+		l := &level{waiting: row.waiting, wants: row.wants, ends: row.ends}
+		l.live.Store(row.live)
+		l.budget.Store(row.budget)
+		l.expected.Store(int64(2 * time.Second)) // 10 of 20 end per second
+		want := LevelState{InFlight: int(row.live), Budget: float64(row.budget), Queue: row.queue, Backlogged: row.backlogged}
+		if row.budget == none {
+			want.Budget = math.Inf(1)
+		}
+		if got := l.state(row.full); got != want {
+			t.Errorf("%s: %+v; want %+v", row.name, got, want)
+		}
+	}
+}
+
+// TestQueueEstimateHoldsWhileRequestsWait: a pool of 50 with three workers a place shows
+// a queue for as long as it is full, however its places are divided, and one that has
+// room for all never does.
+func TestQueueEstimateHoldsWhileRequestsWait(t *testing.T) {
+	const places, takes = 50, 2500 * time.Millisecond
+	for _, keys := range []int{1, 2, 3, 7, 11, 26} {
+		for _, workers := range []int{44, 150} {
+			l := newLoop(t, places)
+			l.holds, l.blind = true, true
+			l.lasts[3] = takes
+			var callers []*caller
+			for i := range keys {
+				callers = append(callers, &caller{name: fmt.Sprint(i), open: (workers + i) / keys, level: 3, waits: true, counts: true})
+			}
+			steps, backlogged, least, most := 0, 0, time.Hour, time.Duration(0)
+			l.see = func(st PoolState) {
+				steps++
+				if level := st.Levels[3]; level.Backlogged {
+					backlogged++
+					least, most = min(least, level.Queue), max(most, level.Queue)
+				}
+			}
+			l.run(callers, 20*time.Second, 80*time.Second)
+			switch {
+			case workers < places && backlogged > 0:
+				t.Errorf("%d clients with %d workers: backlogged in %d of %d steps; want never", keys, workers, backlogged, steps)
+			case workers > places && backlogged < steps*9/10:
+				t.Errorf("%d clients with %d workers: backlogged in %d of %d steps; want nine in ten", keys, workers, backlogged, steps)
+			case workers > places && (least < 4*time.Second || most > 7*time.Second):
+				// 100 wait, and 20 end per second.
+				t.Errorf("%d clients with %d workers: a queue of %v to %v; want about 5 s", keys, workers, least, most)
+			}
 		}
 	}
 }

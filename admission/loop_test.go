@@ -98,6 +98,7 @@ type loop struct {
 	held  map[string]int
 	// returns came as told, and those in vain found no place.
 	returns, vain int
+	see           func(PoolState) // what becomes of steps, if it is set
 }
 
 // What package extproc holds: for how long, how often it asks again, and how many
@@ -138,8 +139,11 @@ func (l *loop) run(callers []*caller, since, until time.Duration) {
 			l.handle(e)
 		}
 		l.clock.at.Store(int64(now))
-		l.Step(l.clock.now(), []PoolView{{Name: "p", Limit: l.limit, InFlight: l.live}})
+		states := l.Step(l.clock.now(), []PoolView{{Name: "p", Limit: l.limit, InFlight: l.live}})
 		if now >= since {
+			if l.see != nil {
+				l.see(states[0])
+			}
 			l.lives = append(l.lives, float64(l.live))
 			for _, c := range callers {
 				l.shares[c] += float64(c.live)

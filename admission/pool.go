@@ -499,11 +499,19 @@ func (l *level) state(full bool) LevelState {
 		return st
 	}
 	st.Budget = float64(budget)
-	if full && live >= budget {
+	if full && l.atBudget(budget) {
 		st.Backlogged = true
 		excess := l.want() - float64(budget) + 1
 		rate := max(l.ends, l.drain(float64(budget)))
 		st.Queue = time.Duration(max(0, min(excess/rate, time.Hour.Seconds())) * float64(time.Second))
 	}
 	return st
+}
+
+// atBudget reports whether the level has its budget. While more wait than would fill it,
+// as much of it is enough as makes a pool full: clients' shares are rounded down, and a
+// place may be kept, so that the rest stays empty for as long as they wait.
+func (l *level) atBudget(budget int64) bool {
+	live := l.live.Load()
+	return live >= budget || live >= fullAt(float64(budget)) && l.has()+l.wants > float64(budget)
 }

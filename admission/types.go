@@ -280,7 +280,8 @@ type LevelState struct {
 	// Queue is how long a request that comes now would wait for a place of the
 	// level's budget; 0 when there is one.
 	Queue time.Duration
-	// Backlogged is true when the level is at its budget in a pool that is full.
+	// Backlogged is true when the level is at its budget in a pool that is full, or
+	// close to it while more wait than would fill it.
 	Backlogged bool
 	// MeanInput and MeanOutput are means of what requests of the level took:
 	// usage where it is known, estimates and budgets elsewhere. 0 before the first.

@@ -90,10 +90,26 @@ routes:
 		free[0] <- struct{}{}
 	}
 	left := (servers - 1) * (each - 1)
+	var smaller, larger admin.Level
 	envoytest.Eventually(t, "the small ones' level backlogged", func() bool {
-		l := state().Levels[fleet.LevelOf(small)]
-		return l.Backlogged && l.InFlight == left && inside() == int64(left)
+		levels := state().Levels
+		smaller, larger = levels[fleet.LevelOf(small)], levels[fleet.LevelOf(large)]
+		return smaller.Backlogged && smaller.InFlight == left && inside() == int64(left)
 	})
+	// The larger ones are 80 at most that come for a place, and the smaller have the rest.
+	if smaller.Budget < places-80 || smaller.Budget > float64(left) || smaller.QueueMillis <= 0 {
+		t.Errorf("the small ones' level is %+v; want a budget of %d to %d, and a queue", smaller, places-80, left)
+	}
+	if larger.Budget != smaller.Budget || larger.QueueMillis != 0 || larger.Backlogged {
+		t.Errorf("the large ones' level is %+v; want the budget of the small ones', %v, and no queue", larger, smaller.Budget)
+	}
+	page := s.metricsPage(t)
+	for family, want := range map[string]float64{"budget": smaller.Budget, "queue_seconds": smaller.QueueMillis / 1000} {
+		got := metric(page, "fairlead_level_"+family, fmt.Sprintf("level=\"%d\"", smaller.Level), `pool="a"`)
+		if got < want/2 || got > want*2 { // of another step
+			t.Errorf("fairlead_level_%s is %v; want about %v", family, got, want)
+		}
+	}
 	clients, err := s.client.Clients(t.Context())
 	if err != nil || len(clients) != 1 || clients[0].Pool != "a" || clients[0].InFlight != left || clients[0].Waiting == 0 || !strings.HasPrefix(clients[0].Client, "sha256:") {
 		t.Errorf("clients %+v, %v; want one with %d in flight and some that wait", clients, err, left)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admin"
 	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/extproc"
 	"github.com/fairlead-proxy/fairlead/extproc/accesslog"
@@ -375,6 +376,46 @@ func TestEndpointThatAsksForAWaitIsClosed(t *testing.T) {
 		if got := closedAfter(c.code, c.wait, c.later); got != c.want {
 			t.Errorf("%v after a %d with a wait of %v: closed %v, want %v", c.later, c.code, c.wait, got, c.want)
 		}
+	}
+}
+
+// TestAdmissionShowsInThePool: budgets and queues as the gate tells them, and the share of
+// an interactive client, which has four times that of a unit of weight; −1 stands
+// for what has no bound.
+func TestAdmissionShowsInThePool(t *testing.T) {
+	cfg := &fleet.Config{
+		Pools: []fleet.Pool{{Name: "a", MaxInFlight: 8, Endpoints: []fleet.Endpoint{
+			{Name: "a", Address: netip.MustParseAddrPort("10.0.0.1:1"), Capacity: 1}}}},
+		Routes: []fleet.Route{{Name: "chat", Split: fleet.Split{{Pool: "a", Weight: 1}}}},
+	}
+	s := testScoring(t, cfg)
+	state := admission.PoolState{Name: "a", Limit: 7.5, Clients: 3, Share: 2.5}
+	for i := range state.Levels {
+		state.Levels[i].Budget = math.Inf(1)
+	}
+	state.Levels[2] = admission.LevelState{InFlight: 2, Budget: 4}
+	state.Levels[3] = admission.LevelState{InFlight: 5, Budget: 4, Queue: 1500500 * time.Microsecond, Backlogged: true}
+	s.admit = func(time.Time, []admission.PoolView) []admission.PoolState { return []admission.PoolState{state} }
+	_, shown := s.step(time.Now())
+	a := shown.Pools[0]
+	if a.Limit != 7.5 || a.Clients != 3 || a.Share != 10 || a.Endpoints[0].Limit != 8 || len(a.Levels) != fleet.BurstLevels {
+		t.Errorf("shown: %+v", a)
+	}
+	for i, got := range a.Levels {
+		want := admin.Level{Level: i, Budget: -1}
+		switch i {
+		case 2:
+			want = admin.Level{Level: 2, InFlight: 2, Budget: 4}
+		case 3:
+			want = admin.Level{Level: 3, InFlight: 5, Budget: 4, QueueMillis: 1500.5, Backlogged: true}
+		}
+		if got != want {
+			t.Errorf("level %d: %+v; want %+v", i, got, want)
+		}
+	}
+	state.Share = math.Inf(1)
+	if _, shown := s.step(time.Now().Add(bucket)); shown.Pools[0].Share != -1 {
+		t.Errorf("without a bound the share is %v; want −1", shown.Pools[0].Share)
 	}
 }
 
