@@ -64,30 +64,83 @@ func TestUpstreamHitIsTheLoggedDecision(t *testing.T) {
 }
 
 // TestUpgradeWithABodyIsAnswered: a POST that asks for an upgrade and has a
-// length and a body neither hangs nor is read by ext_proc's peek.
+// length and a body neither hangs nor is read by ext_proc's peek: it is answered
+// before its body has come, which then reaches the server as it is.
 func TestUpgradeWithABodyIsAnswered(t *testing.T) {
 	a := envoytest.NewUpstream(t, envoytest.WebSocketEcho())
 	s := startSteered(t, twoServers(a.Addr(), a.Addr()).single())
+	const body = `{"a":"b"}`
 	for name, head := range map[string]string{
 		"with a length":    "content-type: application/json\r\ncontent-length: 9\r\n",
 		"without a length": "content-type: application/json\r\n",
 		"no content type":  "content-length: 9\r\n",
 	} {
-		c, err := net.Dial("tcp", s.addr.String())
+		for _, late := range []bool{false, true} { // the body, until the answer has come
+			c, err := net.Dial("tcp", s.addr.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Well below uploadTimeout, after which Envoy would answer 408.
+			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			first, then := body, ""
+			if late {
+				first, then = then, first
+			}
+			_, _ = fmt.Fprintf(c, "POST /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"+
+				"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n%s", head, first)
+			r := bufio.NewReader(c)
+			response, err := http.ReadResponse(r, nil)
+			if err != nil || response.StatusCode != http.StatusSwitchingProtocols {
+				t.Errorf("%s, late %v: answered %+v, %v", name, late, response, err)
+				_ = c.Close()
+				continue
+			}
+			_, _ = io.WriteString(c, then)
+			echo := make([]byte, len(body))
+			if _, err := io.ReadFull(r, echo); err != nil || string(echo) != body {
+				t.Errorf("%s, late %v: echoed %q, %v", name, late, echo, err)
+			}
+			if e := s.lastEvent(); e.Action != plan.ActionSteer || e.BudgetSource != extproc.BudgetUnread {
+				t.Errorf("%s, late %v: event %+v", name, late, e)
+			}
+			_ = c.Close()
+		}
+	}
+	s.waitEmpty(t)
+}
+
+// TestServerOnAnotherPortIsNamed: a server that doesn't listen where the config says
+// gets no requests, and the status names it by that address, with what is wrong.
+func TestServerOnAnotherPortIsNamed(t *testing.T) {
+	m, wrong := newModelServer(t), envoytest.FreeAddr(t)
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, telemetry: { source: scrape }, endpoints: [ { address: %q }, { address: %q } ] }
+routes:
+  - { name: chat, match: { prefix: / }, dialect: openai, pool: a, affinity: none }
+`, m.addr(), wrong))
+	envoytest.Eventually(t, "the address where nobody listens in the status", func() bool {
+		if r := s.post(t, chatPath, `{"max_tokens":4}`); r.status != http.StatusOK {
+			t.Fatalf("status %d beside a server that answers: %s", r.status, r.body)
+		}
+		f, err := s.client.Fleet(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Well below uploadTimeout, after which Envoy would answer 408.
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-		_, _ = fmt.Fprintf(c, "POST /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"+
-			"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n{\"a\":\"b\"}", head)
-		line, err := bufio.NewReader(c).ReadString('\n')
-		if err != nil || strings.Contains(line, " 5") || strings.Contains(line, " 408 ") {
-			t.Errorf("%s: answered %q, %v", name, line, err)
+		there, missing := f.Pools[0].Endpoints[0], f.Pools[0].Endpoints[1]
+		if there.Failing {
+			t.Fatalf("the server that answers is shown as failing: %+v", there)
 		}
-		_ = c.Close()
+		return missing.Address == wrong.String() && missing.Failing && strings.Contains(missing.TelemetryError, "refused")
+	})
+	got := m.count.Load()
+	for range 20 {
+		_ = s.post(t, chatPath, `{"max_tokens":4}`)
 	}
-	s.waitEmpty(t)
+	if n := m.count.Load() - got; n < 20 {
+		t.Errorf("%d of 20 requests reached the server that is there", n)
+	}
 }
 
 // single leaves out the second server.

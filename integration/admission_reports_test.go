@@ -25,7 +25,7 @@ var knownReports = []knownReport{
 	{"H1", "envoy #43708", "a decision from the body was not followed", []string{"integration.TestUpstreamHitIsTheLoggedDecision"}},
 	{"H2", "envoy #47081", "an upgrade with a buffered body hangs", []string{"integration.TestUpgradeWithABodyIsAnswered"}},
 	{"H3", "envoy #47048", "a WebSocket with a streamed body hangs", []string{"integration.TestUpgradesPassWithFairleadAlive", "integration.TestFactTunnelsWithJSONContentTypePass"}},
-	{"H4", "envoy #45220", "a missing ext_proc cluster lets everything pass: nothing is published that names one", []string{"envoy.TestClosureFindsWhatIsMissing"}},
+	{"H4", "envoy #45220", "a missing ext_proc cluster lets everything pass: nothing is published that names one, and serve doesn't start", []string{"envoy.TestClosureFindsWhatIsMissing", "xds.TestNothingWithoutTheExtProcClusterIsPublished", "xds.TestStreamsThatCannotBeServedAreRefusedWithAReason"}},
 	{"H6", "envoy #36982, agentgateway #905", "a caller's routing header survives", []string{"integration.TestSpoofedHeadersNeverReachAnUpstream", "integration.TestAnswersCarryTheContract"}},
 	{"H8", "envoy #38291, ai-gateway #721", "content-length dropped", []string{"integration.TestBodyCorpus", "integration.TestLargeBodiesPassWithAReason"}},
 	{"H9", "ai-gateway #839", "hop-by-hop headers of a chunked body reach the next target", []string{"integration.TestChunkedBodyFallsBackWhole"}},
@@ -36,7 +36,7 @@ var knownReports = []knownReport{
 	{"H17", "ai-gateway #965", "preflights fail", []string{"integration.TestWhatDoesNotGenerateIsNeverLimited", "integration.TestHeadAndOptionsPass"}},
 	{"H18", "router-for-me/CLIProxyAPI #2929", "HEAD is answered unlike GET", []string{"integration.TestHeadAndOptionsPass"}},
 	{"H21", "aibrix #1111", "wrong port of a pod; an error that isn't JSON becomes a 500", []string{"integration.TestPlainTextErrorsPassUnchanged", "integration.TestUpstreamHitIsTheLoggedDecision"}},
-	{"H22", "gateway-api-inference-extension #2562", "a server on another port is left out silently", []string{"integration.TestUpstreamHitIsTheLoggedDecision"}},
+	{"H22", "gateway-api-inference-extension #2562", "a server on another port is left out silently", []string{"integration.TestServerOnAnotherPortIsNamed", "integration.TestUpstreamHitIsTheLoggedDecision"}},
 
 	{"B1", "agentgateway #2402, #2621", "gzip bodies are answered 400", []string{"integration.TestGzippedBodiesPassBothWays", "integration.TestBodyCorpus"}},
 	{"B3", "ai-gateway #2553, #682", "compressed errors can't be read", []string{"integration.TestGzippedBodiesPassBothWays"}},

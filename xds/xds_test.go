@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/envoy"
 	"github.com/fairlead-proxy/fairlead/fleet"
+	"github.com/fairlead-proxy/fairlead/fleet/wire"
 )
 
 func TestStartSendsTheWholeWorldInEnvoysOrder(t *testing.T) {
@@ -496,6 +497,37 @@ func TestStreamsThatCannotBeServedAreRefusedWithAReason(t *testing.T) {
 	}
 	if len(r.server.Status()) != 0 {
 		t.Error("a refused stream is shown")
+	}
+}
+
+// TestNothingWithoutTheExtProcClusterIsPublished: neither at the start, where serve ends
+// with the error, nor later, where what was published stands.
+func TestNothingWithoutTheExtProcClusterIsPublished(t *testing.T) {
+	missing := true
+	build := func(cfg *fleet.Config, g fleet.Group, rt envoy.Runtime) (envoy.Resources, error) {
+		r, err := envoy.Build(cfg, g, rt)
+		r.Clusters = slices.DeleteFunc(r.Clusters, func(c *clusterv3.Cluster) bool { return missing && c.GetName() == wire.ClusterExtProc })
+		return r, err
+	}
+	refused := func(s *Server, split string) {
+		t.Helper()
+		err := s.Submit(target(split))
+		if err == nil || !strings.Contains(err.Error(), `group "edge"`) || !strings.Contains(err.Error(), `names cluster "`+wire.ClusterExtProc+`", which is not there`) {
+			t.Errorf("submitted with %v", err)
+		}
+	}
+	refused(New(Options{Build: build}), "h100=10 a100=90")
+	missing = false
+	r := newRig(t, target("h100=10 a100=90"), func(o *Options) { o.Build = build })
+	c := r.join("n1", "edge")
+	before := len(c.got())
+	missing = true
+	refused(r.server, "h100=20 a100=80")
+	if err := r.server.Settled(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if after := len(c.got()); after != before {
+		t.Errorf("%d responses more", after-before)
 	}
 }
 
