@@ -188,8 +188,8 @@ func (g *Gate) consult(b *bid, c *client) (got Reservation) {
 		}
 	}()
 	got = g.reserve(b)
-	answered = true
 	g.learn(b, c, &got)
+	answered = true
 	return got
 }
 

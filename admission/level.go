@@ -48,9 +48,10 @@ type level struct {
 	wanted atomic.Uint64 // the bits of wants, as of the last step
 	gain   atomic.Uint64 // the bits of pool.gain, as of the last step
 	// expected is how long a request is in flight, ns; usual is how long it is by what
-	// logs told of alone, for those that nobody will tell the end of.
-	expected, usual atomic.Int64
-	answers         answers
+	// logs told of alone, for those that nobody will tell the end of, and told the same
+	// without a guess, 0 before the first end.
+	expected, usual, told atomic.Int64
+	answers               answers
 	// tokenTime is in which a token is generated, ns; more than 0.
 	tokenTime atomic.Int64
 	// cold is how long an answer may well take while none has ended, ns; else 0.
@@ -170,6 +171,9 @@ func (l *level) lend(of fleet.BurstLevel, speed float64) {
 		seconds = (l.knownSeconds + seconds/2) / (l.knownEnds + 0.5)
 	}
 	l.usual.Store(nanoseconds(seconds))
+	if l.knownEnds >= 1 {
+		l.told.Store(nanoseconds(l.knownSeconds / l.knownEnds))
+	}
 }
 
 // expect finds how long a request is in flight: all time in flight over the ends in

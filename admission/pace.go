@@ -32,6 +32,14 @@ const (
 	mostCredit = 32
 )
 
+// begin lets an account begin with a part of an end, drawn by a seed: of a thousand that
+// end one request each after a tenth of the time, and are forgotten, two hundred ends count,
+// as of one that ends a thousand.
+func (p *pace) begin(seed uint64) {
+	const whole = time.Second
+	p.credit = float64(spread(seed, whole)) / float64(whole)
+}
+
 // end takes in that a request ended, well or not, that ran for so long, while those of its
 // level are expected to for usual and did so for told, and reports whether others may have
 // its place. Of an account's ends quick times as many count as others would have in its
@@ -94,16 +102,19 @@ func (c *client) takes(b *bid) time.Duration {
 }
 
 // lingers reports whether requests of the account are in flight for far longer than others
-// of their level: by those that ended, or by half of those that run. Past its share it takes
-// no place then that others leave free for a moment, since it would keep it for long.
+// of their level: by those that ended, or else by half of those that run. Past its share it
+// takes no place then that others leave free for a moment, since it would keep it for long.
 func (a *account) lingers(b *bid) bool {
 	l := &b.pool.levels[b.ask.Level]
 	long := slow * time.Duration(l.expected.Load())
-	if a.alone() {
-		return false
-	}
 	begins := a.ends.at // and l.least after them
-	return a.takes(l) > long || len(begins) > 0 && b.now-begins[len(begins)/2] > long
+	switch {
+	case a.alone():
+		return false
+	case a.pace.ended > 0:
+		return a.takes(l) > long
+	}
+	return len(begins) > 0 && b.now-begins[len(begins)/2] > long
 }
 
 // finish ends a claim, of a request that was answered well or not.
@@ -113,9 +124,15 @@ func (k *claim) finish(at time.Duration, good bool) {
 		l.toldEnds.Add(1)
 		return
 	}
-	usual, told := time.Duration(l.expected.Load()), time.Duration(l.usual.Load())
+	usual, told := time.Duration(l.expected.Load()), time.Duration(l.told.Load())
+	if told == 0 {
+		told = usual
+	}
 	k.client.mu.Lock()
 	a := k.client.account(k.pool, k.class)
+	if a.pace.ended == 0 {
+		a.pace.begin(uint64(k.began))
+	}
 	frees := a.pace.end(at-k.began, usual, told, good) || a.alone()
 	k.client.leave(k.pool, k.class, k.limit, k.ends, &k.reserved)
 	k.client.mu.Unlock()

@@ -38,8 +38,44 @@ func TestEndsCountByThePlacesTheyComeOf(t *testing.T) {
 			t.Errorf("%s: %d of 1000 ends count; want %d … %d", c.name, got, c.from, c.to)
 		}
 	}
-	if new(pace).counts(1, usual/100, usual, false) != 0 {
-		t.Error("the first request of a client that is refused at once counts as a place that others may have")
+}
+
+// TestManyClientsCountAsOneWould: of those that fail at once and never come back as many ends
+// count as if one client had sent them all.
+func TestManyClientsCountAsOneWould(t *testing.T) {
+	const usual = 2 * time.Second
+	for ran, part := range map[time.Duration]float64{usual / 100: 0.02, usual / 10: 0.2, usual / 4: 0.5, usual / 2: 1} {
+		n := 0
+		for i := range 10_000 {
+			var p pace
+			p.begin(uint64(i) * 1_000_003)
+			n += p.counts(1, ran, usual, false)
+		}
+		if got := float64(n) / 10_000; got < 0.9*part || got > min(1, 1.1*part) {
+			t.Errorf("%v: %.3f of their ends count; want %.2f", ran, got, part)
+		}
+	}
+}
+
+// TestOutageOfManyClientsIsNoQueue: many clients with a request now and then are answered
+// with errors in no time, and told to come back soon.
+func TestOutageOfManyClientsIsNoQueue(t *testing.T) {
+	l := newLoop(t, 16)
+	l.holds, l.blind = true, true
+	l.lasts[3] = 4 * time.Second
+	var all []*caller
+	for i := range 400 {
+		all = append(all, &caller{name: fmt.Sprint("key ", i), open: 1, level: 3, sdk: true, think: 25 * time.Second, from: time.Duration(i) * 60 * time.Millisecond, fails: true, takes: time.Second})
+	}
+	l.run(all, time.Minute, 6*time.Minute)
+	ended, gaveUp := 0, 0
+	for _, c := range all {
+		ended += c.ended
+		gaveUp += c.gaveUp
+	}
+	t.Logf("%d ended, %d given up", ended, gaveUp)
+	if 10*gaveUp > ended {
+		t.Errorf("%d operations are given up, and %d answered; want less than a tenth", gaveUp, ended)
 	}
 }
 
