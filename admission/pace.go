@@ -92,6 +92,10 @@ func (a *account) takes(l *level) time.Duration {
 	return a.pace.takes(usual, a.live)
 }
 
+// quick reports whether so many more of the account's requests end than of its level's that
+// not all of its ends count for others.
+func (a *account) quick(l *level) bool { return quick*a.takes(l) < time.Duration(l.expected.Load()) }
+
 // takes is how long a request of the client is in flight.
 func (c *client) takes(b *bid) time.Duration {
 	l := &b.pool.levels[b.ask.Level]
@@ -109,7 +113,7 @@ func (a *account) lingers(b *bid) bool {
 	long := slow * time.Duration(l.expected.Load())
 	begins := a.ends.at // and l.least after them
 	switch {
-	case a.alone():
+	case a.alone(), float64(a.live) < b.pool.shareOf(b.weight):
 		return false
 	case a.pace.ended > 0:
 		return a.takes(l) > long

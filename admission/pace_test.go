@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
 // counts is how many of some ends of an account count, which all ran for so long.
@@ -163,6 +165,23 @@ func TestQuickAnswersOfOneClientMakeNobodyElseReturnInVain(t *testing.T) {
 				t.Errorf("%s beside %d keys of %d, %v: %.3f of their operations are given up; want at most %.2f", c.name, keys.n, keys.open, keys.takes, part, c.most)
 			}
 		}
+	}
+}
+
+// TestShortAnswersAreNotToldToWaitForLongOnes: of one key, interactive requests are short, and
+// what its jobs do holds nearly all places for long. Siblings that end leave places more often.
+func TestShortAnswersAreNotToldToWaitForLongOnes(t *testing.T) {
+	l := newLoop(t, 16)
+	l.holds, l.blind = true, true
+	people := &caller{name: "a", level: 3, open: 8, sdk: true, think: time.Second, takes: time.Second / 2}
+	jobs := &caller{name: "a", level: 3, open: 16, sdk: true, class: fleet.ClassBatch, think: 300 * time.Millisecond, takes: 30 * time.Second}
+	l.run([]*caller{people, jobs}, time.Minute, 7*time.Minute)
+	t.Logf("people: %d served, %d given up, told %v at most; jobs: %d served, %d given up", people.ended, people.gaveUp, people.longest, jobs.ended, jobs.gaveUp)
+	if people.ended < 1200 || 50*people.gaveUp > people.ended {
+		t.Errorf("%d short answers, and %d given up; want 1,200 and more, and a fiftieth given up at most", people.ended, people.gaveUp)
+	}
+	if jobs.ended < 100 {
+		t.Errorf("%d long answers; want 100 and more", jobs.ended)
 	}
 }
 

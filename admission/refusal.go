@@ -90,7 +90,7 @@ func (a *account) turn(b *bid, accounts int64) turn {
 		line: &l.line, tail: b.pool.tailOf(b.ask.Level), most: a.places(share, alone),
 		alone: alone, drawn: !alone, live: a.live, below: a.room(share) > 0,
 		each: each, queued: a.queued(from, b.ask.Level, each, share), first: a.firstEnd(share),
-		takes: a.takes(l), cold: time.Duration(l.cold.Load()),
+		takes: a.takes(l), quick: a.quick(l), cold: time.Duration(l.cold.Load()),
 		share: min(share, float64(b.pool.whole.Load())),
 	}
 }

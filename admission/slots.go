@@ -274,6 +274,7 @@ type turn struct {
 	early    bool          // it came before its time
 	last     bool          // it will not come again
 	alone    bool          // nobody else uses the pool
+	quick    bool          // its account's requests are in flight for far shorter than its level's
 	most     int           // slots that its account may have in the line
 	drawn    bool          // a slot of its client's queue is drawn
 	live     int           // requests that its account has in flight …
@@ -312,9 +313,10 @@ func (s *slots) give(t *turn) (time.Duration, bool) {
 	return s.queue(t)
 }
 
-// inLine reports whether a request may have a slot of the line.
+// inLine reports whether a request may have a slot of the line. That goes by ends that others
+// may have: who ends faster has its own as well, in its queue.
 func (s *slots) inLine(t *turn) bool {
-	return !t.alone && t.below && 2*float64(t.live) < t.share && s.shared < s.free(s.earliness(t.now), t.most)
+	return !t.alone && !(t.quick && t.live > 0) && t.below && 2*float64(t.live) < t.share && s.shared < s.free(s.earliness(t.now), t.most)
 }
 
 // giveLast gives a slot behind the account's last to a request that came too early,

@@ -121,7 +121,12 @@ func canonical(value, scratch []byte) []byte {
 // several reports whether what follows the scheme Bearer or Basic is more than one
 // credential.
 func several(rest []byte) bool {
-	return bytes.IndexByte(rest, ',') >= 0 || bytes.IndexByte(rest, ' ') >= 0 || bytes.IndexByte(rest, '\t') >= 0
+	for _, c := range rest {
+		if c <= ' ' || c == ',' || c >= 0x7f { // beyond ASCII there is white space too
+			return true
+		}
+	}
+	return false
 }
 
 // usual reports whether a scheme is spelt with a capital first letter and none

@@ -89,7 +89,7 @@ func randomCase(t *rapid.T, s string) string {
 func TestWhatMayBeTwoCredentialsIsNone(t *testing.T) {
 	address := admission.ClientOf(fleet.ClientKeyAddress, []byte("192.0.2.7"))
 	for _, sent := range []string{
-		"Bearer a,Bearer b", "bearer a, x", "BASIC YTpi,Bearer b", "Bearer a,", "a,Bearer b", "a,b", ",Bearer b", "Bearer a b", "Bearer a \t b", "bearer  a b", "Bearer Bearer a", "basic YTpi x",
+		"Bearer a,Bearer b", "bearer a, x", "BASIC YTpi,Bearer b", "Bearer a,", "a,Bearer b", "a,b", ",Bearer b", "Bearer a b", "Bearer a \t b", "bearer  a b", "Bearer Bearer a", "basic YTpi x", "Bearer a\u00a0b", "Bearer a\xa0", "Bearer a\x85b", "bearer a\x7f",
 		"Bearer", "bearer ", "BASIC", " ", "",
 	} {
 		if got := askedBy(t, fleet.DialectOpenAI, shows("authorization", sent)); got != address {
