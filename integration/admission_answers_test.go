@@ -77,7 +77,8 @@ func expectOwnError(t *testing.T, a answer, status int, dialect fleet.Dialect, s
 
 // TestUpstreamsRetryFields: an upstream's own retry fields stay as they are;
 // where it sends neither, they are added. On a route that computes them they say
-// what the headers of its limits say, within what SDKs understand.
+// what the headers of its limits say, within what SDKs understand, and that there is no
+// point in trying again where that is more.
 func TestUpstreamsRetryFields(t *testing.T) {
 	in := func(d time.Duration, layout string) func() string {
 		return func() string { return time.Now().Add(d).UTC().Format(layout) }
@@ -107,6 +108,7 @@ func TestUpstreamsRetryFields(t *testing.T) {
 		{"requests, Go duration", 429, sent{"x-ratelimit-reset-requests": is("12.5s"), "x-ratelimit-remaining-requests": is("0")}, false, 12_500, 12_500},
 		{"tokens, milliseconds", 429, sent{"x-ratelimit-reset-tokens": is("120ms")}, false, 120, 120},
 		{"minutes, clamped", 429, sent{"x-ratelimit-reset-requests": is("6m0s")}, false, 60_000, 60_000},
+		{"a minute and a second, Azure", 429, sent{"x-ms-retry-after-ms": is("61000")}, false, 60_000, 60_000},
 		{"the limit that is used up", 429, sent{"x-ratelimit-reset-requests": is("1s"), "x-ratelimit-remaining-requests": is("5"),
 			"x-ratelimit-reset-tokens": is("20s"), "x-ratelimit-remaining-tokens": is("0")}, false, 20_000, 20_000},
 		{"plain seconds", 429, sent{"x-ratelimit-reset": is("15")}, false, 15_000, 15_000},
@@ -149,6 +151,14 @@ func TestUpstreamsRetryFields(t *testing.T) {
 			}
 		}
 		ms, seconds := a.header.Values("Retry-After-Ms"), a.header.Values("Retry-After")
+		// Past what SDKs wait there is no point in trying again.
+		hopeless := ""
+		if row.least == 60_000 {
+			hopeless = "false"
+		}
+		if got := a.header.Get("X-Should-Retry"); got != hopeless {
+			t.Errorf("%s: x-should-retry %q; want %q", row.name, got, hopeless)
+		}
 		if row.most == 0 {
 			if strings.Join(ms, ",") != told.Get("retry-after-ms") || strings.Join(seconds, ",") != told.Get("retry-after") {
 				t.Errorf("%s: retry-after-ms %q, retry-after %q beside the upstream's own", row.name, ms, seconds)
@@ -488,6 +498,45 @@ limits:
 	if hints["10"] != 2 || hints[""] != 8 {
 		t.Errorf("x-recommended-concurrency of admitted requests: %v; want 10 on two of ten", hints)
 	}
+}
+
+// TestRecommendedConcurrencyIsTheShareOfAFullPool: a client that alone has all places is
+// told half of them once another wants as many.
+func TestRecommendedConcurrencyIsTheShareOfAFullPool(t *testing.T) {
+	const places = 20
+	m := newModelServer(t)
+	release := make(chan struct{})
+	m.answerWith(holding(release))
+	s := startServed(t, fmt.Sprintf(`groups:
+  - { name: edge, listener: { address: LISTEN }, routes: [ chat ] }
+pools:
+  - { name: a, endpoints: [ { address: %q } ], maxInFlight: %d }
+routes:
+  - { name: chat, match: { prefix: /v1/ }, dialect: openai, pool: a }
+`, m.addr(), places))
+	var parts sync.WaitGroup
+	for i := range places {
+		parts.Go(func() {
+			a, err := ask(t.Context(), s.with, "http://"+s.listen+chatPath, `{"max_tokens":4}`, false, "authorization", "Bearer one")
+			if err != nil || a.status != http.StatusOK {
+				t.Errorf("status %d, %v", a.status, err)
+			}
+		})
+		envoytest.Eventually(t, "one more inside", func() bool { return int(m.inside.Load()) == i+1 })
+	}
+	recommended := func(client string) int64 {
+		r := s.post(t, chatPath, `{"max_tokens":4}`, "authorization", "Bearer "+client)
+		expectRefusal(t, r, fleet.DialectOpenAI)
+		return whole(r.header, "X-Recommended-Concurrency")
+	}
+	for range places {
+		recommended("two")
+	}
+	for _, client := range []string{"one", "two"} {
+		envoytest.Eventually(t, "half of the pool told to "+client, func() bool { return recommended(client) == places/2 })
+	}
+	close(release)
+	parts.Wait()
 }
 
 // TestUrgentClientsKeepTheirShare: of a pool that is full, an interactive client
