@@ -35,7 +35,15 @@ Rules that go beyond one field:
   Sidecars connect to xds, extproc and accessLog as they stand in the file, so these cannot be ` + "`0.0.0.0`" + ` or ` + "`[::]`" + `; admin can.
 - An endpoint's address is unique in its pool; the same server may be in several pools.
 - Settings that nothing would read are faults: ` + "`http2`" + ` on a pool that speaks http1, telemetry settings without a source, ` + "`gpuPort`" + ` without
-  ` + "`gpuPath`" + `, ` + "`trustDeclared`" + ` on a route that matches a model.
+  ` + "`gpuPath`" + `, ` + "`trustDeclared`" + ` on a route that matches a model, ` + "`oversize`" + ` without ` + "`maxOutput`" + `, ` + "`serve.redis`" + ` without limits, a limit that limits nothing.
+- ` + "`skipBody`" + ` does not go together with a route's model, with ` + "`readUser`" + `, nor with ` + "`unread: refuse`" + ` unless there is ` + "`trustDeclared`" + `.
+- A route is in one limit at most, and one limit at most names no routes: it counts for all that no other names.
+- Clients that a limit tells apart by ` + "`key: jwt`" + ` need ` + "`jwt`" + ` on the listener of each group with a route of it, and those by ` + "`key: mtls`" + ` need ` + "`tls.clientCA`" + ` there.
+- A route's ` + "`defaultMaxTokens`" + ` is at most what its limit, and each of the limit's clients, has of tokens in a window.
+- ` + "`serve.shard`" + ` is below ` + "`serve.redis.replicas`" + `.
+- Bodies that name no readable model take the group's next route without one whose prefix holds the paths of a route with one. That route has the limit
+  and the ` + "`onFailure: closed`" + ` that the one with the model has, or else ` + "`unread: refuse`" + `.
+- ` + "`retryFields: computed`" + ` and ` + "`onFailure: closed`" + ` do not go together.
 `
 
 // TestReferenceIsCurrent keeps docs/config.md equal to the tables.
