@@ -369,7 +369,7 @@ limits:
 	const limit = 64 << 10
 	post := func(path, body string) answer {
 		t.Helper()
-		return s.post(t, path, body, "authorization", "Bearer of "+path)
+		return s.post(t, path, body, "authorization", "Bearer "+path)
 	}
 	large := 0
 	for path, dialect := range map[string]fleet.Dialect{chatPath: fleet.DialectOpenAI, "/v1/messages": fleet.DialectAnthropic, "/strict" + chatPath: fleet.DialectOpenAI} {

@@ -136,7 +136,9 @@ routes:
 	})
 	got := m.count.Load()
 	for range 20 {
-		_ = s.post(t, chatPath, `{"max_tokens":4}`)
+		if r := s.post(t, chatPath, `{"max_tokens":4}`); r.status != http.StatusOK {
+			t.Errorf("status %d: %s", r.status, r.body)
+		}
 	}
 	if n := m.count.Load() - got; n < 20 {
 		t.Errorf("%d of 20 requests reached the server that is there", n)

@@ -48,7 +48,7 @@ func local(a answer) bool { return strings.Contains(a.header.Get("Ratelimit-Poli
 func storm(t *testing.T, n int, token string, replicas ...*served) [][]answer {
 	t.Helper()
 	for try := range 5 {
-		if answers, whole := stormOnce(t, n, fmt.Sprintf("%s %d", token, try), replicas); whole {
+		if answers, whole := stormOnce(t, n, fmt.Sprintf("%s.%d", token, try), replicas); whole {
 			return answers
 		}
 		early(t)
@@ -141,7 +141,7 @@ func TestReplicasOutliveTheirRedis(t *testing.T) {
 			n := 0
 			envoytest.Eventually(t, when+": a local count", func() bool {
 				n++
-				return local(s.post(t, chatPath, `{}`, "authorization", fmt.Sprintf("Bearer probe %s %d %d", when, i, n)))
+				return local(s.post(t, chatPath, `{}`, "authorization", fmt.Sprintf("Bearer probe.%s.%d.%d", strings.ReplaceAll(when, " ", "."), i, n)))
 			})
 		}
 		early(t)
@@ -168,11 +168,11 @@ func TestReplicasOutliveTheirRedis(t *testing.T) {
 				n := 0
 				envoytest.Eventually(t, when+": a shared count", func() bool {
 					n++
-					return !local(s.post(t, chatPath, `{}`, "authorization", fmt.Sprintf("Bearer back %s %d %d %d", when, try, i, n)))
+					return !local(s.post(t, chatPath, `{}`, "authorization", fmt.Sprintf("Bearer back.%s.%d.%d.%d", strings.ReplaceAll(when, " ", "."), try, i, n)))
 				})
 			}
 			early(t)
-			answers := storm(t, 60, fmt.Sprintf("%s %d", token, try), both...)
+			answers := storm(t, 60, fmt.Sprintf("%s.%d", token, try), both...)
 			if slices.ContainsFunc(slices.Concat(answers...), local) {
 				continue // 100 ms were not enough on a loaded machine
 			}

@@ -44,6 +44,8 @@ type pool struct {
 	trial *pool
 	// outlook is what may be hoped of it by those that are refused.
 	outlook outlook
+	// well and open are route.spares and route.open of a chain of this pool alone.
+	well, open bool
 	// whole is what there is to choose from: all endpoints of weight > 0.
 	whole region
 	// zones are the parts of whole by the sidecar's zone: nil for zones without
@@ -250,6 +252,7 @@ func (p *Plan) compilePool(pl *pool, in *PoolInput, sticky bool) error {
 		return fmt.Errorf("%d endpoints; accepted: at most %d", n, maxEndpoints)
 	}
 	pl.name = in.Name
+	pl.well, pl.open = wellIn(in.Endpoints)
 	pl.endpoints = make([]endpoint, n)
 	seen := make(map[netip.AddrPort]struct{}, n)
 	for i := range in.Endpoints {
@@ -565,11 +568,8 @@ func (p *Plan) compileRoute(r *route, in *RouteInput, pools []PoolInput) error {
 		r.room = max(r.room, roomIn(in))
 		r.whole = max(r.whole, wholeIn(in, (*EndpointInput).serves))
 		r.most = max(r.most, wholeIn(in, (*EndpointInput).chosen))
-		for i := range in {
-			well := in[i].chosen() && !in[i].Failing
-			r.spares = r.spares || well
-			r.open = r.open || well && !in[i].Closed
-		}
+		well, open := wellIn(in)
+		r.spares, r.open = r.spares || well, r.open || open
 	}
 	if r.info.NoRoom != fleet.OversizeRefuse {
 		r.most = math.MaxInt32
@@ -600,6 +600,17 @@ func roomIn(in []EndpointInput) int32 {
 		}
 	}
 	return room
+}
+
+// wellIn reports whether there is an endpoint to send to that doesn't fail, and one that is
+// not closed either.
+func wellIn(in []EndpointInput) (well, open bool) {
+	for i := range in {
+		if in[i].chosen() && !in[i].Failing {
+			well, open = true, open || !in[i].Closed
+		}
+	}
+	return well, open
 }
 
 // wholeIn is the largest KV cache of the endpoints that count, 0 without any.
@@ -707,7 +718,8 @@ func (p *Plan) Limit(route RouteID, pick Pick) int32 {
 		return 0
 	}
 	if r := p.route(route); r != nil {
-		pl = pl.seen(r.spares)
+		spares, _ := p.spared(r, pick.Pool)
+		pl = pl.seen(spares)
 	}
 	return pl.endpoints[pick.Endpoint].max
 }

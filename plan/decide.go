@@ -64,7 +64,8 @@ func (p *Plan) Decide(c Class, seed uint64, live Live) (d Decision) {
 	}
 	var w wish
 	w.begin(&c, seed, live)
-	w.need, w.spares, w.open, w.asks = min(w.need, r.most), r.spares, r.open, c.Generates
+	w.need, w.asks = min(w.need, r.most), c.Generates
+	w.spares, w.open = p.spared(r, c.Arm)
 	if c.Strategy != fleet.StrategyDynamic {
 		return p.decideLegacy(r, c, &w)
 	}
@@ -253,7 +254,7 @@ type wish struct {
 	// session is 0 where none counts.
 	session Session
 	zone    ZoneID
-	// spares and open are the route's. asks is whether the request's end shows whether
+	// spares and open are the chain's, see Plan.spared. asks is whether the request's end shows whether
 	// an endpoint works.
 	spares, open, asks bool
 }
@@ -382,7 +383,10 @@ func (p *Plan) awaited(r *route, ch []PoolID) PoolID {
 }
 
 // hope is what may be hoped of a pool by the requests of a route.
-func (p *Plan) hope(r *route, id PoolID) outlook { return p.pools[id].seen(r.spares).outlook }
+func (p *Plan) hope(r *route, id PoolID) outlook {
+	spares, _ := p.spared(r, id)
+	return p.pools[id].seen(spares).outlook
+}
 
 // Awaited appends the pools of a request's chain of which one may be waited for: those
 // that are as good for it as [Decision].Arm is for a refusal, in the chain's order. It
@@ -742,6 +746,15 @@ func (p *Plan) chain(r *route, arm PoolID) ([]PoolID, bool) {
 		return p.ids[arm : arm+1 : arm+1], true
 	}
 	return r.chains[0], arm == NoPool && r.single
+}
+
+// spared are route.spares and route.open for requests of an arm: those of the route, but
+// of the pool alone where that is not the route's, since the others can't serve it then.
+func (p *Plan) spared(r *route, arm PoolID) (spares, open bool) {
+	if pl := p.pool(arm); pl != nil && !slices.Contains(r.chains[0], arm) {
+		return pl.well, pl.open
+	}
+	return r.spares, r.open
 }
 
 // AppendChain appends the pools of a request's attempts as the route's own

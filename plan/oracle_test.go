@@ -41,11 +41,11 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		return oracleAnswer{action: ActionLeave, reason: ReasonUnknownRoute}
 	}
 	r := in.Routes[c.Route]
-	in = oracleSpared(in, r)
 	arm := ""
 	if c.Arm >= 0 && int(c.Arm) < len(in.Pools) {
 		arm = in.Pools[c.Arm].Name
 	}
+	in = oracleSpared(in, oracleChain(r, arm))
 	if why, fits := oracleSize(in, r, c); why != 0 {
 		out := oracleAnswer{action: ActionRefuse, reason: why, fits: fits}
 		if why == ReasonNoRoom {
@@ -102,7 +102,7 @@ func oracle(in Inputs, c Class, counts []int32) oracleAnswer {
 		var free []int
 		for _, i := range able {
 			e := oraclePool(in, name).Endpoints[i]
-			if oracleFree(e, counts) && (!e.Failing || oracleMayAsk(in, r, chain, name, c, counts)) {
+			if oracleFree(e, counts) && (!e.Failing || oracleMayAsk(in, chain, name, c, counts)) {
 				free = append(free, i)
 			}
 		}
@@ -156,10 +156,10 @@ func oracleHasHomes(in Inputs, name string) bool {
 	})
 }
 
-// oracleSpared takes the mark off endpoints that fail where the route has no other to send
+// oracleSpared takes the mark off endpoints that fail where the chain has no other to send
 // to: those that keep it can be spared.
-func oracleSpared(in Inputs, r RouteInput) Inputs {
-	for _, name := range append(slices.Clone(r.Split), r.Fallback...) {
+func oracleSpared(in Inputs, chain []string) Inputs {
+	for _, name := range chain {
 		if slices.ContainsFunc(oraclePool(in, name).Endpoints, func(e EndpointInput) bool { return oracleChosen(e) && !e.Failing }) {
 			return in
 		}
@@ -188,22 +188,19 @@ func oracleFailing(in Inputs, name string) bool {
 }
 
 // oracleMayAsk reports whether a request may ask a failing endpoint of a pool: another
-// endpoint of the chain is at most at its limit, or all of the route that don't fail are
-// closed.
-func oracleMayAsk(in Inputs, r RouteInput, chain []string, pool string, c Class, counts []int32) bool {
+// endpoint of the chain is at most at its limit, or all of it that don't fail are closed.
+func oracleMayAsk(in Inputs, chain []string, pool string, c Class, counts []int32) bool {
 	if !c.Generates {
 		return !oracleFailing(in, pool)
 	}
 	open, takes := false, false
-	route := append(slices.Clone(r.Split), r.Fallback...)
-	for _, name := range append(route, chain...) {
+	for _, name := range chain {
 		for i, e := range oraclePool(in, name).Endpoints {
 			if !oracleChosen(e) || e.Failing || e.Closed {
 				continue
 			}
-			open = open || slices.Contains(route, name)
-			takes = takes || slices.Contains(chain, name) &&
-				slices.Contains(oracleAble(in, name, c.Level), i) && (e.MaxInFlight == 0 || counts[e.Slot] <= e.MaxInFlight)
+			open = true
+			takes = takes || slices.Contains(oracleAble(in, name, c.Level), i) && (e.MaxInFlight == 0 || counts[e.Slot] <= e.MaxInFlight)
 		}
 	}
 	return !open || takes

@@ -49,6 +49,8 @@ type group struct {
 	// leaving are clusters that the caches hold beside the current world's, with
 	// their assignments, and when each may go.
 	leaving map[string]time.Time
+	// uploads is the upload timeout of the world published before.
+	uploads time.Duration
 
 	runtime runtime
 

@@ -39,15 +39,17 @@ func (g *group) lingering(clusters []string) (stay, leave []string) {
 	return stay, leave
 }
 
-// refusedCluster reports whether an Envoy's last answer about clusters was a refusal
-// of a response with this one as it is published.
+// refusedCluster reports whether this one as it is published was in what two Envoys
+// refused last, or the only one, as for a way back: one Envoy that takes nothing, whatever
+// it is, doesn't take clusters away from the others' requests.
 func (g *group) refusedCluster(name string) bool {
+	n := 0
 	for ses := range g.refusers {
-		if ts := ses.types[typeCDS]; ts != nil && ts.refused != nil && !ts.refused.answered && ts.refused.versions[name] == g.clusters[name].version {
-			return true
+		if ts := ses.types[typeCDS]; ts != nil && ts.refused != nil && !ts.refused.own && !ts.refused.answered && ts.refused.versions[name] == g.clusters[name].version {
+			n++
 		}
 	}
-	return false
+	return n >= 2 || n == 1 && len(g.sessions) == 1
 }
 
 func without(names, others []string) []string {
@@ -60,7 +62,9 @@ func without(names, others []string) []string {
 func (g *group) linger(w *world, clusters []string, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	at := now.Add(w.group.Listener.UploadTimeout + lingerMargin)
+	uploads := w.group.Listener.UploadTimeout
+	at := now.Add(max(uploads, g.uploads) + lingerMargin)
+	g.uploads = uploads
 	if g.server.linger > 0 {
 		at = now.Add(g.server.linger)
 	}

@@ -3,6 +3,7 @@ package xds
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,6 +91,27 @@ func TestPoolThatWasRefusedDoesNotLinger(t *testing.T) {
 	}
 }
 
+// What one Envoy of several refuses lingers for the others' requests.
+func TestWhatOneOfSeveralRefusesLingers(t *testing.T) {
+	r := newRig(t, target("blue=100"), lingering(time.Hour))
+	well := r.join("well", "edge")
+	r.join("odd", "edge", refusing(func(typ string, resp *discoveryv3.DeltaDiscoveryResponse) string {
+		for _, res := range resp.GetResources() {
+			if typ == "CDS" && res.GetName() == "next" {
+				return "no"
+			}
+		}
+		return ""
+	}))
+	r.publish(target("blue=50 next=50"))
+	eventually(t, "one refuses", func() bool { return strings.HasPrefix(r.state("odd", "CDS"), "NACKED") })
+	r.publish(target("blue=100"))
+	r.publish(target("blue=50 red=50")) // what the one before did is over
+	if got := well.got(); slices.Contains(got, "CDS -next") || !slices.Contains(got, "CDS +red") {
+		t.Errorf("%q; want next to stay", got)
+	}
+}
+
 func TestNoMoreThanABoundLinger(t *testing.T) {
 	now := time.Now()
 	g := &group{server: &Server{}, leaving: map[string]time.Time{}}
@@ -113,6 +135,11 @@ func TestNoMoreThanABoundLinger(t *testing.T) {
 	over := now.Add(time.Minute + lingerMargin)
 	if due := g.dueDepartures(over); len(due) != len(first) || slices.Contains(due, "b0") {
 		t.Errorf("%d go after a minute and the margin, want %d", len(due), len(first))
+	}
+	shorter := &world{group: fleet.Group{Listener: fleet.Listener{UploadTimeout: time.Second}}}
+	g.linger(shorter, []string{"c"}, now)
+	if at := g.leaving["c"]; !at.Equal(now.Add(time.Minute + lingerMargin)) {
+		t.Errorf("what begins before a shorter timeout has %v", at.Sub(now))
 	}
 	if wait, more := g.nextDeparture(now); !more || wait != time.Minute+lingerMargin {
 		t.Errorf("the next goes in %v, %t", wait, more)

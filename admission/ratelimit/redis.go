@@ -91,7 +91,7 @@ type Options struct {
 // stays so. Where requests were spread evenly the replicas together then admit no
 // more than the limit; where one replica admitted all, the others' parts come on
 // top in that one window. What a replica admitted alone it tells the server at once,
-// if that answers within 2 s, though it may be later than the deadline, else with its
+// if that answers within half a second, though it may be later than the deadline, else with its
 // next question of the same window; and by what it hears then it admits nothing more
 // alone once the limit is used up. So a replica to which the server is always late
 // admits beside the limit what comes to it within some two round trips, and at most
