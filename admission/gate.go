@@ -125,7 +125,7 @@ type bid struct {
 	slot     slot          // if so
 	fresh    bool          // it counts in pool.fresh
 	ends     time.Duration // not before, if it enters; see ends
-	takes    time.Duration // in flight, if it enters
+	takes    time.Duration // how long it is in flight, if it enters
 	away     time.Duration // until when it is to stay away from the pool, 0 if it isn't
 }
 

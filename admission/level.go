@@ -47,11 +47,12 @@ type level struct {
 	line   line
 	wanted atomic.Uint64 // the bits of wants, as of the last step
 	gain   atomic.Uint64 // the bits of pool.gain, as of the last step
-	// expected is how long a request is in flight, ns; usual is how long it is by what
-	// logs told of alone, for those that nobody will tell the end of, and told the same
-	// without a guess, 0 before the first end.
-	expected, usual, told atomic.Int64
-	answers               answers
+	// expected is how long a request is in flight, ns.
+	expected atomic.Int64
+	// usual is how long it is by what logs told of alone, ns, for those that nobody will
+	// tell the end of; told is the same without a guess, 0 before the first end.
+	usual, told atomic.Int64
+	answers     answers
 	// tokenTime is in which a token is generated, ns; more than 0.
 	tokenTime atomic.Int64
 	// cold is how long an answer may well take while none has ended, ns; else 0.
@@ -164,7 +165,8 @@ func (l *level) hear() {
 
 // lend finds for how long a request counts that nobody will tell the end of: the
 // mean of what logs told of, in which the whole budget counts as half an end, and
-// before the first end the whole budget alone.
+// before the first end the whole budget alone. Accounts are compared with that mean
+// without the budget.
 func (l *level) lend(of fleet.BurstLevel, speed float64) {
 	seconds := l.output(of) * perToken.Seconds() * speed
 	if l.knownEnds > 0 {

@@ -19,13 +19,13 @@ const (
 	// long as their level's, beside the ones that it has in flight, of which nothing is known
 	// yet: those that end first are the short ones.
 	usualOnes = 2
-	// quick is how many times as often as a level's the requests of an account may end. A
+	// quickTimes is how many times as often as a level's the requests of an account may end. A
 	// choice: who has the level's shorter half is no exception yet.
-	quick = 2
-	// slow is how many times as long as its level's an account's requests run of which it
+	quickTimes = 2
+	// slowTimes is how many times as long as its level's an account's requests run of which it
 	// has no more than its share beside others that wait, also where a place is free. A choice:
 	// beside it who waits may find the place taken for that long.
-	slow = 2
+	slowTimes = 2
 	// mostCredit is for how many ends an account may have had places before. Where one in
 	// twenty of an account's requests is long, as many short ones lie between two of them;
 	// and when a pool becomes faster, it is learned by as many ends of each account.
@@ -42,7 +42,7 @@ func (p *pace) begin(seed uint64) {
 
 // end takes in that a request ended, well or not, that ran for so long, while those of its
 // level are expected to for usual and did so for told, and reports whether others may have
-// its place. Of an account's ends quick times as many count as others would have in its
+// its place. Of an account's ends quickTimes as many count as others would have in its
 // places, and the first someEnds good ones: the client that sends tens of short requests a
 // second has each place again that these leave, and who was told to come at one of their
 // ends would come in vain.
@@ -57,7 +57,7 @@ func (p *pace) end(ran, usual, told time.Duration, good bool) bool {
 		p.ran /= lasts
 		p.told /= lasts
 	}
-	p.credit = min(mostCredit, p.credit+quick*float64(ran)/float64(max(usual, time.Millisecond)))
+	p.credit = min(mostCredit, p.credit+quickTimes*float64(ran)/float64(max(usual, time.Millisecond)))
 	switch {
 	case first:
 		p.credit = max(0, p.credit-1)
@@ -94,7 +94,9 @@ func (a *account) takes(l *level) time.Duration {
 
 // quick reports whether so many more of the account's requests end than of its level's that
 // not all of its ends count for others.
-func (a *account) quick(l *level) bool { return quick*a.takes(l) < time.Duration(l.expected.Load()) }
+func (a *account) quick(l *level) bool {
+	return quickTimes*a.takes(l) < time.Duration(l.expected.Load())
+}
 
 // takes is how long a request of the client is in flight.
 func (c *client) takes(b *bid) time.Duration {
@@ -110,7 +112,7 @@ func (c *client) takes(b *bid) time.Duration {
 // takes no place then that others leave free for a moment, since it would keep it for long.
 func (a *account) lingers(b *bid) bool {
 	l := &b.pool.levels[b.ask.Level]
-	long := slow * time.Duration(l.expected.Load())
+	long := slowTimes * time.Duration(l.expected.Load())
 	begins := a.ends.at // and l.least after them
 	switch {
 	case a.alone(), float64(a.live) < b.pool.shareOf(b.weight):

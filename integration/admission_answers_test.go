@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -439,13 +438,7 @@ func spoken(address, request string) (answer, error) {
 	if _, err := io.WriteString(c, request); err != nil {
 		return answer{}, err
 	}
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		return answer{}, err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	return answer{status: response.StatusCode, header: response.Header, body: string(text)}, err
+	return answerOn(c)
 }
 
 // TestRecommendedConcurrencyIsTold: on a refusal, and as a hint to a client that

@@ -159,6 +159,11 @@ func bytewise(address, path, body string) (answer, error) {
 			return answer{}, err
 		}
 	}
+	return answerOn(c)
+}
+
+// answerOn reads an answer from a connection.
+func answerOn(c net.Conn) (answer, error) {
 	response, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		return answer{}, err

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"net"
@@ -116,13 +115,7 @@ func halfSent(t *testing.T, address string) (finish func() (answer, error)) {
 		if _, err := io.WriteString(c, body[8:]); err != nil {
 			return answer{}, err
 		}
-		response, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			return answer{}, err
-		}
-		defer response.Body.Close()
-		text, err := io.ReadAll(response.Body)
-		return answer{status: response.StatusCode, header: response.Header, body: string(text)}, err
+		return answerOn(c)
 	}
 }
 

@@ -254,8 +254,8 @@ type wish struct {
 	// session is 0 where none counts.
 	session Session
 	zone    ZoneID
-	// spares and open are the chain's, see Plan.spared. asks is whether the request's end shows whether
-	// an endpoint works.
+	// spares and open are the chain's, see Plan.spared. asks is whether the request's end
+	// shows whether an endpoint works.
 	spares, open, asks bool
 }
 

@@ -114,7 +114,7 @@ func (f *loadedFleet) pass(span time.Duration, check func(since time.Duration, v
 // TestTelemetryBlackoutUnderLoadEjectsNothing: one node, half of them or all
 // lose their telemetry for 1, 5, 30 or 300 s under load, in any of five ways, in
 // 10,000 random patterns. No endpoint is ejected for it, nor held back by the
-// gate as one that should be; the last word holds for holdAge; by 30 s an
+// gate as one that should be; the last word holds for HoldAge; by 30 s an
 // endpoint of which nothing is known weighs as the pool's median, and all of them
 // alike where nothing is known of any.
 func TestTelemetryBlackoutUnderLoadEjectsNothing(t *testing.T) {
@@ -185,14 +185,14 @@ func (d *fading) check(t *testing.T, f *loadedFleet, since time.Duration, verdic
 		// The last sample came a tick before the loss, and a frozen page's first
 		// repetition tells nothing yet.
 		switch held, ok := d.held[i]; {
-		case since < holdAge-2*tick && v.Stale:
+		case since < HoldAge-2*tick && v.Stale:
 			t.Fatalf("stale after %v by loss %d", since, e.kind)
 		case since <= FreshAge+tick:
-		case since < holdAge-2*tick && !ok:
+		case since < HoldAge-2*tick && !ok:
 			d.held[i] = v.Weight
-		case since < holdAge-2*tick && v.Weight != held:
+		case since < HoldAge-2*tick && v.Weight != held:
 			t.Fatalf("loss %d: weight %v became %v after %v, within the hold", e.kind, held, v.Weight, since)
-		case since > holdAge+2*tick && !v.Stale:
+		case since > HoldAge+2*tick && !v.Stale:
 			t.Fatalf("loss %d: not stale after %v", e.kind, since)
 		case since <= 30*time.Second:
 		case heard == 0 && v.Weight != 1:

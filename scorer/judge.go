@@ -132,8 +132,8 @@ const (
 	probeShare = 0.01
 	probeMost  = 0.1
 
-	// holdAge is how old telemetry may get while its last word still counts.
-	holdAge = 2 * time.Second
+	// HoldAge is how old telemetry may get while its last word still counts.
+	HoldAge = 2 * time.Second
 	// relax is the time constant with which a stale endpoint's risk goes to the
 	// pool's median: unknown is neither best nor worst.
 	relax = 5 * time.Second
@@ -225,7 +225,7 @@ type endpoint struct {
 	lastSample time.Time // arrival of the newest sample that was judged
 	judged     bool      // risk holds a word of the model
 	age        time.Duration
-	condition  telemetry.Condition // as said within holdAge, else 0
+	condition  telemetry.Condition // as said within HoldAge, else 0
 	busySince  time.Time           // since when own requests have been in flight without a break
 	risk       float64
 	margin     float64
@@ -368,7 +368,7 @@ func (e *endpoint) observe(now time.Time, model Model) {
 	e.oomStreak = own.OOMStreak
 	e.age = e.telemetryAge(now)
 	e.condition = e.gpuCondition(now)
-	if e.age > holdAge {
+	if e.age > HoldAge {
 		e.bad, e.calm, e.prefer, e.preferred = 0, 0, 0, false
 		return
 	}
@@ -415,7 +415,7 @@ func (e *endpoint) telemetryAge(now time.Time) time.Duration {
 	}
 	// The hold time of telemetry, so that a slow client of an engine that is
 	// long done does no harm at once.
-	if still := now.Sub(since); still > holdAge {
+	if still := now.Sub(since); still > HoldAge {
 		age = max(age, still)
 	}
 	return age
@@ -427,7 +427,7 @@ func (e *endpoint) gpuCondition(now time.Time) telemetry.Condition {
 	if e.view.Window == nil {
 		return 0
 	}
-	s, ok := e.view.Window.Last(telemetry.HasCondition, now, holdAge)
+	s, ok := e.view.Window.Last(telemetry.HasCondition, now, HoldAge)
 	if !ok {
 		return 0
 	}
@@ -452,7 +452,7 @@ func streak(n int, on bool) int {
 	return n + 1
 }
 
-func (e *endpoint) stale() bool { return e.age > holdAge || !e.judged }
+func (e *endpoint) stale() bool { return e.age > HoldAge || !e.judged }
 
 // staleTarget is the risk that stale endpoints relax to: the median of the
 // pool's endpoints that can be judged, or of all if none can (blind).
@@ -772,7 +772,7 @@ func (e *endpoint) kvFree(now time.Time) fleet.Tokens {
 	if e.stale() {
 		return -1
 	}
-	usage, okUsage := e.view.Window.Last(telemetry.HasKVUsage, now, holdAge)
+	usage, okUsage := e.view.Window.Last(telemetry.HasKVUsage, now, HoldAge)
 	size, okSize := e.view.Window.Last(telemetry.HasKVTokens, now, windowSpan)
 	if !okUsage || !okSize {
 		return -1

@@ -90,7 +90,7 @@ func TestMissingDataEjectsNothing(t *testing.T) {
 		for _, e := range f.members {
 			e.silent = true
 		}
-		f.now = f.now.Add(holdAge)
+		f.now = f.now.Add(HoldAge)
 		for _, v := range f.step() {
 			if v.Weight != 1 || v.State != fleet.StateUnknown || !v.Stale {
 				t.Fatalf("in a total outage: %+v", v)

@@ -91,14 +91,14 @@ type Options struct {
 // stays so. Where requests were spread evenly the replicas together then admit no
 // more than the limit; where one replica admitted all, the others' parts come on
 // top in that one window. What a replica admitted alone it tells the server at once,
-// if that answers within half a second, though it may be later than the deadline, else with its
-// next question of the same window; and by what it hears then it admits nothing more
-// alone once the limit is used up. So a replica to which the server is always late
-// admits beside the limit what comes to it within some two round trips, and at most
-// its part. A question that was late may be counted by
-// the server all the same: the next one has that taken back, but for a request
-// that others have been told of meanwhile, which then stands for one that this
-// replica admits alone. Settlements of what the server admitted are never sent late.
+// if that answers within half a second, though it may be later than the deadline, else
+// with its next question of the same window; and by what it hears then it admits
+// nothing more alone once the limit is used up. So a replica to which the server is
+// always late admits beside the limit what comes to it within some two round trips,
+// and at most its part. A question that was late may be counted by the server all the
+// same: the next one has that taken back, but for a request that others have been told
+// of meanwhile, which then stands for one that this replica admits alone. Settlements
+// of what the server admitted are never sent late.
 //
 // A server that lost counts, by a restart or a failover to a replica that lagged,
 // is told by each question what was seen used before, so that what remains goes
@@ -143,7 +143,7 @@ type Redis struct {
 	ahead     atomic.Int64
 	lastError atomic.Pointer[error]
 	counts    struct {
-		calls, errors, timeouts, busy, local, clamps, settled, dropped, connects, failures atomic.Uint64
+		calls, errors, timeouts, busy, local, clamps, settled, dropped, connects, failures, told, untold, unheard atomic.Uint64
 	}
 }
 
@@ -210,6 +210,9 @@ type Counters struct {
 	Dropped  uint64 // settlements that it did not
 	Connects uint64 // times it answered after it had not
 	Failures uint64 // times it was lost, or a try to reach it failed
+	Told     uint64 // statements of what was admitted alone that it took
+	Untold   uint64 // statements that it did not answer; they go again
+	Unheard  uint64 // statements that found no room; they go with the next question
 	Sharing  uint64 // counts begun for clients who share one, for want of room
 	Up       bool   // it is asked
 }
@@ -221,6 +224,7 @@ func (m *Redis) Counters() Counters {
 		Calls: c.calls.Load(), Errors: c.errors.Load(), Timeouts: c.timeouts.Load(), Busy: c.busy.Load(),
 		Local: c.local.Load(), Clamps: c.clamps.Load(), Settled: c.settled.Load(), Dropped: c.dropped.Load(),
 		Connects: c.connects.Load(), Failures: c.failures.Load(), Up: m.link.Load() != nil,
+		Told: c.told.Load(), Untold: c.untold.Load(), Unheard: c.unheard.Load(),
 		Sharing: max(m.own.clients.sharing.Load(), m.seen.sharing.Load()), // the tables fill alike
 	}
 }

@@ -23,6 +23,7 @@ func (m *Redis) enqueue(k *key, a *account) {
 	select {
 	case m.tells <- *k:
 	default:
+		m.counts.unheard.Add(1)
 		a.unqueue()
 	}
 }
@@ -72,8 +73,10 @@ func (m *Redis) tell(ctx context.Context, l *link, k *key) {
 	defer cancel()
 	ans, err := q.ask(limited, l.client)
 	if err != nil {
+		m.counts.untold.Add(1)
 		q.end(nil)
 	} else {
+		m.counts.told.Add(1)
 		m.hear(c, &ans, m.own.unix(time.Now()))
 		q.end(&ans)
 	}

@@ -71,9 +71,14 @@ func TestAServerThatIsAlwaysLateIsToldAndBelieved(t *testing.T) {
 	if a := far.Reserve(k, r, 10, time.Now()); a.Reason != admission.ReasonRequests || a.Requests.Remaining != 0 {
 		t.Errorf("%+v", a)
 	}
-	if c := far.Counters(); c.Calls != 0 || c.Connects != 0 {
-		t.Errorf("%+v; want it never asked", c)
+	if c := far.Counters(); c.Calls != 0 || c.Connects != 0 || c.Told == 0 {
+		t.Errorf("%+v; want it never asked, but told", c)
 	}
+	s.Pause()
+	far.Reserve(client("b"), r, 10, time.Now())
+	eventually(t, "a statement without an answer is counted", func() bool { return far.Counters().Untold > 0 })
+	s.Resume()
+	holds(t, s, client("b"), r, 1, 10)
 }
 
 // TestLateQuestionsAreCountedOnceThoughNobodyAsksAgain: the server executes them, and
@@ -164,6 +169,9 @@ func TestWhatIsToldWaitsOnceForEachClient(t *testing.T) {
 	}
 	if n := len(m.tells); n != maxQueued {
 		t.Errorf("%d wait, want %d", n, maxQueued)
+	}
+	if n := m.Counters().Unheard; n != 7 {
+		t.Errorf("%d are counted that found no room, want 7", n)
 	}
 	turn := func(later time.Duration) bool {
 		k := <-m.tells

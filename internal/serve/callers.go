@@ -87,9 +87,9 @@ type beside struct {
 // load does so for as long as it says. But providers limit each key for itself, and a 429
 // may be for the asker alone. Of a pool's only server that one is kept out of the pool for
 // the time that it was told; others are for two seconds if another one was told so too
-// since somebody was taken, for four if a third was after that, and so on: twice as long as long as nobody knows that the server takes others. Who
-// was told so before others were taken, and is told so again, is no news, and kept out
-// alone, unless many are.
+// since somebody was taken, for four if a third was after that, and so on, and for twice
+// that while nobody knows that the server takes others. Who was told so before others were
+// taken, and is told so again, is no news, and kept out alone, unless many are.
 //
 // One server of several may shed load for itself, and the others take whom it sent away: it
 // is closed as long as it says, but where it takes other clients for two seconds by the

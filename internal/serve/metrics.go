@@ -345,13 +345,14 @@ func (m *metrics) observeCounters(meter metric.Meter, scraped func() scrape.Coun
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},
-		{"fairlead.limiter.events", "Reservations put to the shared count of limits (calls), their errors and timeouts, those not put because too many waited (busy), those decided without it (local), counts that it had lost (clamps), settlements taken and dropped, times it came back (connects), and times it was lost or not reached (failures).", func(o metric.Int64Observer) {
+		{"fairlead.limiter.events", "Reservations put to the shared count of limits (calls), their errors and timeouts, those not put because too many waited (busy), those decided without it (local), counts that it had lost (clamps), settlements taken and dropped, times it came back (connects), times it was lost or not reached (failures), and statements of what was admitted without it that it took (told), did not answer (untold) and that found no room (unheard).", func(o metric.Int64Observer) {
 			c, is := shared()
 			if !is {
 				return
 			}
 			for kind, n := range map[string]uint64{"calls": c.Calls, "errors": c.Errors, "timeouts": c.Timeouts, "busy": c.Busy, "local": c.Local,
-				"clamps": c.Clamps, "settled": c.Settled, "dropped": c.Dropped, "connects": c.Connects, "failures": c.Failures} {
+				"clamps": c.Clamps, "settled": c.Settled, "dropped": c.Dropped, "connects": c.Connects, "failures": c.Failures,
+				"told": c.Told, "untold": c.Untold, "unheard": c.Unheard} {
 				o.Observe(int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 			}
 		}},

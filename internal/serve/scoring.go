@@ -606,10 +606,6 @@ func (s *scoring) poolShown(now time.Time, p *fleet.Pool, verdicts []scorer.Verd
 	return shown
 }
 
-// unchangedFor is how long numbers may stand still while requests run until the scorer no
-// longer judges by them.
-const unchangedFor = 2 * time.Second
-
 // row is what people see of one endpoint, as far as its own history tells.
 func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float64) admin.Endpoint {
 	ended := t.ends.Own()
@@ -623,7 +619,7 @@ func (s *scoring) row(now time.Time, t *tracker, v scorer.Verdict, kvBytes float
 	}
 	if age := t.window.Age(now); age != telemetry.Never {
 		row.TelemetryAge = age.Seconds()
-		if v.Reason == scorer.ReasonStale && row.TelemetryError == "" && age > unchangedFor && now.Sub(t.arrived) <= unchangedFor {
+		if v.Reason == scorer.ReasonStale && row.TelemetryError == "" && age > scorer.HoldAge && now.Sub(t.arrived) <= scorer.HoldAge {
 			row.TelemetryError = fmt.Sprintf("page answers, numbers unchanged for %.0f s", row.TelemetryAge)
 		}
 	}
