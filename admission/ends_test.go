@@ -347,6 +347,40 @@ func TestCrowdsWhoseAnswersTakeTheSameTime(t *testing.T) {
 	}
 }
 
+// TestNewcomersWaitForTheEndsOfAFullPool: as many clients as there are places, or more, fill
+// a pool at once with answers that take the same time; others come meanwhile, and try three
+// times. No client's share is a whole place then, nor has it ends of its own.
+func TestNewcomersWaitForTheEndsOfAFullPool(t *testing.T) {
+	for _, row := range []struct{ fill, others int }{{50, 1}, {50, 5}, {60, 5}, {100, 5}} {
+		gaveUp, ended := 0, 0
+		for seed := range uint64(10) {
+			l := newLoop(t, 50)
+			l.rng = rand.New(rand.NewPCG(seed, 5))
+			l.blind, l.holds, l.exact = true, true, true
+			for i := range l.lasts {
+				l.lasts[i] = 3 * time.Second
+			}
+			from := time.Minute
+			callers := []*caller{{name: "before", open: 6, level: 3, tries: 1}}
+			for k := range row.fill {
+				callers = append(callers, &caller{name: fmt.Sprint("fills", k), open: 1, level: 3, tries: 1, from: from})
+			}
+			var others []*caller
+			for k := range row.others {
+				others = append(others, &caller{name: fmt.Sprint("other", k), open: 1, level: 3, tries: 3, from: from + 900*time.Millisecond})
+			}
+			l.run(append(callers, others...), 0, from+time.Minute)
+			for _, c := range others {
+				gaveUp, ended = gaveUp+c.stopped, ended+c.ended
+			}
+		}
+		t.Logf("%+v: %d ended, %d gave up", row, ended, gaveUp)
+		if ended+gaveUp != 10*row.others || gaveUp*20 > ended {
+			t.Errorf("%+v: %d ended, %d gave up", row, ended, gaveUp)
+		}
+	}
+}
+
 // TestWhatMovesIsPredictedWhereItRuns: a request that Envoy tried again in another pool
 // ends there, and its time counts from then on.
 func TestWhatMovesIsPredictedWhereItRuns(t *testing.T) {
@@ -567,15 +601,15 @@ func TestWhoLeftDoesNotShortenAnswers(t *testing.T) {
 	}
 }
 
-// TestWhoseNextPlaceOthersLeave is who has less than its share, by one place or more, and
-// isn't alone.
+// TestWhoseNextPlaceOthersLeave is who isn't alone, and has less than its share by one place
+// or more, or nothing at all.
 func TestWhoseNextPlaceOthersLeave(t *testing.T) {
 	for _, row := range []struct {
 		accounts int64
 		live     int
 		share    float64
 		want     bool
-	}{{1, 0, 8, false}, {2, 0, 8, true}, {2, 6, 8, true}, {2, 7, 8, false}, {2, 9, 8, false}, {2, 0, 0.5, false}} {
+	}{{1, 0, 8, false}, {2, 0, 8, true}, {2, 6, 8, true}, {2, 7, 8, false}, {2, 9, 8, false}, {2, 0, 0.5, true}, {2, 1, 0.5, false}, {1, 0, 0.5, false}} {
 		p := newPool("p", 16)
 		p.accounts.Store(row.accounts)
 		a := account{pool: p, live: row.live}

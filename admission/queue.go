@@ -115,9 +115,10 @@ func (a *account) course(now time.Duration, of fleet.BurstLevel, each time.Durat
 	return a.ends.course(now, &s)
 }
 
-// hopes reports whether the account's next place may well be one that others leave.
+// hopes reports whether the account's next place may well be one that others leave. It is
+// if nothing of the account is in flight, however small its share.
 func (a *account) hopes(share float64) bool {
-	return a.pool.accounts.Load() > 1 && float64(a.live+1) < share
+	return a.pool.accounts.Load() > 1 && (a.live <= 0 || float64(a.live+1) < share)
 }
 
 // firstEnd is the time before which a place for the account hardly becomes free; 0 if
