@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -206,5 +207,34 @@ func TestLongAnswersOfOneClientTakeNoMoreThanItsShare(t *testing.T) {
 		if got := l.shares[hog]; got > 2*fair {
 			t.Errorf("%+v: it has %.1f places on average; its share is %.1f", c, got, fair)
 		}
+	}
+}
+
+// TestManyKeysWithShortAnswersBesideSomeWithLongOnes: each has one request at a time, and all
+// together want twice the places. Neither kind is served at the cost of most of the other:
+// by max-min the short ones would have 12.5 of 16 places, and they have 6.
+func TestManyKeysWithShortAnswersBesideSomeWithLongOnes(t *testing.T) {
+	l := newLoop(t, 16)
+	l.blind, l.holds = true, true
+	var shorts, longs []*caller
+	for i := range 200 {
+		shorts = append(shorts, &caller{name: fmt.Sprint("short", i), open: 1, level: 3, sdk: true, takes: 200 * time.Millisecond, think: 3 * time.Second})
+	}
+	for i := range 20 {
+		longs = append(longs, &caller{name: fmt.Sprint("long", i), open: 1, level: 3, sdk: true, takes: 8 * time.Second, think: time.Second})
+	}
+	l.run(append(slices.Clone(shorts), longs...), time.Minute, 5*time.Minute)
+	served := func(all []*caller) (ended, gaveUp int) {
+		for _, c := range all {
+			ended, gaveUp = ended+c.ended, gaveUp+c.gaveUp
+		}
+		return ended, gaveUp
+	}
+	short, shortUp := served(shorts)
+	long, longUp := served(longs)
+	busy, _ := l.busy()
+	t.Logf("%d short ones ended, %d gave up; %d long ones ended, %d gave up; busy %.2f", short, shortUp, long, longUp, busy)
+	if short < 6000 || shortUp*10 > short || long < 200 || longUp > long || busy < 0.85 {
+		t.Errorf("%d short ones ended, %d gave up; %d long ones ended, %d gave up; busy %.2f", short, shortUp, long, longUp, busy)
 	}
 }

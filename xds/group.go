@@ -49,8 +49,10 @@ type group struct {
 	// leaving are clusters that the caches hold beside the current world's, with
 	// their assignments, and when each may go.
 	leaving map[string]time.Time
-	// uploads is the upload timeout of the world published before.
-	uploads time.Duration
+	// uploads is the upload timeout of the world published before, and uploadsOver when
+	// those are over that began under the worlds before that.
+	uploads     time.Duration
+	uploadsOver time.Time
 
 	runtime runtime
 
@@ -85,6 +87,7 @@ func newGroup(s *Server, w *world) *group {
 		clusters: w.clusters, endpoints: w.endpoints, routes: w.routes,
 		generations: generations{},
 		leaving:     map[string]time.Time{},
+		uploads:     w.group.Listener.UploadTimeout,
 		runtime:     newRuntime(),
 	}
 	for address, l := range w.listeners {

@@ -62,9 +62,15 @@ func without(names, others []string) []string {
 func (g *group) linger(w *world, clusters []string, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	uploads := w.group.Listener.UploadTimeout
-	at := now.Add(max(uploads, g.uploads) + lingerMargin)
-	g.uploads = uploads
+	if over := now.Add(g.uploads); over.After(g.uploadsOver) {
+		g.uploadsOver = over
+	}
+	g.uploads = w.group.Listener.UploadTimeout
+	at := now.Add(g.uploads)
+	if at.Before(g.uploadsOver) {
+		at = g.uploadsOver
+	}
+	at = at.Add(lingerMargin)
 	if g.server.linger > 0 {
 		at = now.Add(g.server.linger)
 	}

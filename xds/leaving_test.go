@@ -137,11 +137,29 @@ func TestNoMoreThanABoundLinger(t *testing.T) {
 		t.Errorf("%d go after a minute and the margin, want %d", len(due), len(first))
 	}
 	shorter := &world{group: fleet.Group{Listener: fleet.Listener{UploadTimeout: time.Second}}}
-	g.linger(shorter, []string{"c"}, now)
-	if at := g.leaving["c"]; !at.Equal(now.Add(time.Minute + lingerMargin)) {
+	g.linger(shorter, []string{"c"}, now.Add(time.Second))
+	if at := g.leaving["c"]; !at.Equal(now.Add(time.Second + time.Minute + lingerMargin)) {
 		t.Errorf("what begins before a shorter timeout has %v", at.Sub(now))
 	}
 	if wait, more := g.nextDeparture(now); !more || wait != time.Minute+lingerMargin {
 		t.Errorf("the next goes in %v, %t", wait, more)
+	}
+}
+
+// Uploads go on for as long as the config said under which they began, be it that of the
+// start, or one that was replaced by another meanwhile.
+func TestClustersOutlastTheUploadsOfConfigsBefore(t *testing.T) {
+	now := time.Now()
+	uploads := func(d time.Duration) *world {
+		return &world{group: fleet.Group{Listener: fleet.Listener{UploadTimeout: d}}}
+	}
+	g := newGroup(&Server{}, uploads(time.Hour))
+	g.linger(uploads(30*time.Second), []string{"a"}, now)
+	g.linger(uploads(30*time.Second), []string{"b"}, now.Add(10*time.Minute))
+	g.linger(uploads(30*time.Second), []string{"c"}, now.Add(2*time.Hour))
+	for name, want := range map[string]time.Duration{"a": time.Hour, "b": time.Hour, "c": 2*time.Hour + 30*time.Second} {
+		if at := g.leaving[name]; !at.Equal(now.Add(want + lingerMargin)) {
+			t.Errorf("%s goes after %v, want %v", name, at.Sub(now), want+lingerMargin)
+		}
 	}
 }

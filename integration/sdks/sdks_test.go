@@ -239,7 +239,9 @@ func TestClientsStopWhereWaitingDoesNotHelp(t *testing.T) {
 			checkStanding(t, header, "1", "0")
 		}
 		p.forget()
-		_, _, err := c.ask(context.Background(), p.url, 16)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_, _, err := c.ask(ctx, p.url, 16)
 		f, ok := c.failed(err)
 		if !ok {
 			t.Fatalf("error %v", err)
