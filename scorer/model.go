@@ -35,7 +35,8 @@ type Own struct {
 	Attempts5s int
 	// OOMStreak is how many out-of-memory answers came in a row.
 	OOMStreak int
-	// ConnectStreak is how many refused or reset connections came in a row.
+	// ConnectStreak is how many refused or reset connections came in a row, 0 while all
+	// were reset and may be one client's doing.
 	ConnectStreak int
 	// Successes counts attempts that ended well since the process started.
 	Successes uint64

@@ -17,6 +17,7 @@ package own
 import (
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/scorer"
 )
@@ -29,11 +30,15 @@ const Span = 5 * time.Second
 
 // Ends counts how attempts on one endpoint ended. Make one with [NewEnds].
 type Ends struct {
-	ring      []bucket
-	at        int
-	sum       bucket // of the ring
-	oom       int
-	connect   int
+	ring    []bucket
+	at      int
+	sum     bucket // of the ring
+	oom     int
+	connect int
+	// by is whose request the first of connect was; certain is false while all may be
+	// that client's doing.
+	by        admission.Client
+	certain   bool
 	successes uint64
 }
 
@@ -54,7 +59,12 @@ func NewEnds(every time.Duration) Ends { return Ends{ring: make([]bucket, max(1,
 // text, so any 500 counts towards the streak, and anything else but a failed
 // connection ends it. What the caller or Envoy itself ended is no attempt that
 // says anything; its headers still count.
-func (e *Ends) Add(cause fleet.Cause, code int, headerTime time.Duration) {
+//
+// A request may bring about that the server breaks its connection. So broken
+// connections in a row are a streak once one was refused, or two clients are in it.
+// asker is whose request it was, zero if that isn't known or there are no others to
+// tell apart; then they are a streak at once.
+func (e *Ends) Add(cause fleet.Cause, code int, headerTime time.Duration, asker admission.Client) {
 	var b bucket
 	if headerTime > 0 {
 		b.headers, b.headerTime = 1, headerTime
@@ -65,6 +75,10 @@ func (e *Ends) Add(cause fleet.Cause, code int, headerTime time.Duration) {
 		e.successes++
 		b.attempts = 1
 	case fleet.CauseConnectFailed, fleet.CauseReset:
+		if e.connect == 0 {
+			e.by, e.certain = asker, false
+		}
+		e.certain = e.certain || cause == fleet.CauseConnectFailed || asker == (admission.Client{}) || asker != e.by
 		e.connect++
 		b.attempts, b.errors = 1, 1
 	case fleet.CauseServerError:
@@ -106,7 +120,11 @@ func (e *Ends) HeaderTime() (time.Duration, bool) {
 
 // Own is the part of scorer.Own that ends tell.
 func (e *Ends) Own() scorer.Own {
-	return scorer.Own{Errors5s: e.sum.errors, Attempts5s: e.sum.attempts, OOMStreak: e.oom, ConnectStreak: e.connect, Successes: e.successes}
+	o := scorer.Own{Errors5s: e.sum.errors, Attempts5s: e.sum.attempts, OOMStreak: e.oom, Successes: e.successes}
+	if e.certain {
+		o.ConnectStreak = e.connect
+	}
+	return o
 }
 
 // Foreign compares the engine's count of requests with our ledger's.

@@ -5,13 +5,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 )
 
 func TestEndsCountStreaksAndRates(t *testing.T) {
 	e := NewEnds(200 * time.Millisecond)
 	end := func(cause fleet.Cause, code int) {
-		e.Add(cause, code, 0)
+		e.Add(cause, code, 0, admission.Client{})
 	}
 	end(fleet.CauseServerError, 500)
 	end(fleet.CauseServerError, 500)
@@ -40,6 +41,42 @@ func TestEndsCountStreaksAndRates(t *testing.T) {
 	}
 }
 
+// TestOneClientsBrokenConnectionsAreNoStreak, as they may be its requests' doing. Those of
+// two, or one that was refused, make all of them count.
+func TestOneClientsBrokenConnectionsAreNoStreak(t *testing.T) {
+	one, two := admission.Client{1}, admission.Client{2}
+	type end struct {
+		cause fleet.Cause
+		of    admission.Client
+	}
+	const reset, refused, ok = fleet.CauseReset, fleet.CauseConnectFailed, fleet.CauseOK
+	for name, row := range map[string]struct {
+		ends []end
+		want int
+	}{
+		"of one":                       {[]end{{reset, one}, {reset, one}, {reset, one}, {reset, one}}, 0},
+		"of two":                       {[]end{{reset, one}, {reset, one}, {reset, two}}, 3},
+		"of two, and the first again":  {[]end{{reset, one}, {reset, two}, {reset, one}}, 3},
+		"of who isn't known":           {[]end{{reset, admission.Client{}}, {reset, admission.Client{}}}, 2},
+		"refused":                      {[]end{{refused, one}, {refused, one}}, 2},
+		"refused after broken":         {[]end{{reset, one}, {reset, one}, {refused, one}}, 3},
+		"another was served between":   {[]end{{reset, two}, {ok, two}, {reset, one}, {reset, one}}, 0},
+		"of one, after a streak ended": {[]end{{refused, one}, {ok, two}, {reset, one}, {reset, one}}, 0},
+	} {
+		e := NewEnds(Tick)
+		errors := 0
+		for _, end := range row.ends {
+			e.Add(end.cause, 0, 0, end.of)
+			if end.cause != ok {
+				errors++
+			}
+		}
+		if o := e.Own(); o.ConnectStreak != row.want || o.Errors5s != errors {
+			t.Errorf("%s: a streak of %d and %d errors; want %d and %d", name, o.ConnectStreak, o.Errors5s, row.want, errors)
+		}
+	}
+}
+
 func TestTheLedgersDelayIsNoSilence(t *testing.T) {
 	var f Foreign
 	for range 3 {
@@ -62,10 +99,10 @@ func TestHeaderTimeIsTheMeanOfTheSpan(t *testing.T) {
 	if _, ok := e.HeaderTime(); ok {
 		t.Error("a mean of nothing")
 	}
-	e.Add(fleet.CauseOK, 200, 100*time.Millisecond)
-	e.Add(fleet.CauseServerError, 503, 0) // no headers came
+	e.Add(fleet.CauseOK, 200, 100*time.Millisecond, admission.Client{})
+	e.Add(fleet.CauseServerError, 503, 0, admission.Client{}) // no headers came
 	e.Rotate()
-	e.Add(fleet.CauseClientGone, 0, 300*time.Millisecond)
+	e.Add(fleet.CauseClientGone, 0, 300*time.Millisecond, admission.Client{})
 	if d, ok := e.HeaderTime(); !ok || d != 200*time.Millisecond {
 		t.Errorf("%v, %v", d, ok)
 	}

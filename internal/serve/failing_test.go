@@ -539,6 +539,63 @@ func TestSeveralKeysOfAClientAreOneBeforeAFailingServer(t *testing.T) {
 	}
 }
 
+// TestOneClientsBrokenConnectionsEjectNobody, while others are served by the same server. What
+// shows that it is gone ejects it at once: broken connections of two, also in the middle of
+// answers, or one that nobody answers.
+func TestOneClientsBrokenConnectionsEjectNobody(t *testing.T) {
+	type end struct {
+		cause      fleet.Cause
+		headerTime time.Duration
+		route      string
+		of         admission.Asker
+	}
+	const s, reset = time.Second, fleet.CauseReset
+	one, two := byKey(admission.Client{1}), byKey(admission.Client{2})
+	another := admission.Asker{Client: one.Client, Credential: admission.Client{3}}
+	broken := func(of admission.Asker) end { return end{reset, 0, "chat", of} }
+	cut := func(of admission.Asker) end { return end{reset, s, "chat", of} }
+	listing := end{reset, 0, "chat" + wire.RouteOther, admission.Asker{}}
+	refused := end{fleet.CauseConnectFailed, 0, "chat", one}
+	many := []end{broken(one), broken(one), broken(one), broken(one), broken(one), broken(one), broken(one)}
+	for name, row := range map[string]struct {
+		served  admission.Asker // before all
+		ago     time.Duration
+		ends    []end
+		ejected bool
+	}{
+		"one's":                             {two, s, many, false},
+		"one's answers":                     {two, s, []end{cut(one), cut(one), cut(one), cut(one)}, false},
+		"one's with two keys":               {two, s, []end{broken(one), broken(another), broken(one), broken(another)}, false},
+		"two's":                             {two, s, []end{broken(one), broken(one), broken(two)}, true},
+		"two's answers":                     {two, s, []end{cut(two), cut(one), cut(one)}, true},
+		"one's, then nobody is there":       {two, s, []end{broken(one), broken(one), refused}, true},
+		"one's, who alone was served":       {one, s, many[:3], true},
+		"one's, nobody was served":          {admission.Asker{}, s, many[:3], true},
+		"one's, others were a minute ago":   {two, othersFor, many[:3], true},
+		"of callers that show nothing":      {two, s, []end{broken(admission.Asker{}), broken(admission.Asker{}), broken(admission.Asker{})}, true},
+		"of what generates nothing":         {two, s, []end{listing, listing, listing, listing}, false},
+		"one's beside that":                 {two, s, []end{listing, broken(one), listing, broken(one), listing, broken(one)}, false},
+		"two's beside that":                 {two, s, []end{broken(one), listing, broken(two), broken(one)}, true},
+		"of that, nobody was served":        {admission.Asker{}, s, []end{listing, listing, listing}, true},
+		"of that, others were a minute ago": {two, othersFor, []end{listing, listing, listing}, true},
+	} {
+		v := newViewed(t, twoServers())
+		now := time.Now()
+		hear := func(e end, at time.Time) {
+			v.scoring.outcome(fleet.Outcome{Kind: fleet.AttemptEnded, Route: e.route, Cause: e.cause, HeaderTime: e.headerTime, Endpoint: v.key(0), At: at}, e.of)
+		}
+		v.step(now.Add(-row.ago))
+		hear(end{fleet.CauseOK, 0, "chat", row.served}, now.Add(-row.ago))
+		for _, e := range row.ends {
+			hear(e, now)
+		}
+		in, _ := v.step(now)
+		if got := in.Pools[0].Endpoints[0].State == fleet.StateEjected; got != row.ejected {
+			t.Errorf("%s: ejected %v; want %v", name, got, row.ejected)
+		}
+	}
+}
+
 // TestPeopleSeeWhatFails: beside what is closed.
 func TestPeopleSeeWhatFails(t *testing.T) {
 	row := admin.Pool{Endpoints: make([]admin.Endpoint, 2)}

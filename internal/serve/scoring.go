@@ -183,7 +183,13 @@ func (s *scoring) outcome(o fleet.Outcome, of admission.Asker) (stayOut time.Dur
 		case fleet.AttemptStarted:
 			s.reached(&o)
 		case fleet.AttemptEnded:
-			t.ends.Add(o.Cause, o.Code, o.HeaderTime)
+			cause := o.Cause
+			if cause == fleet.CauseReset && o.At.Sub(t.callers.served.lastAt) < othersFor {
+				// Whose these are isn't known, and all may be one client's: like a timeout an
+				// error, and of no streak.
+				cause = fleet.CauseTimeout
+			}
+			t.ends.Add(cause, o.Code, o.HeaderTime, admission.Client{})
 		}
 		return 0
 	}
@@ -203,9 +209,13 @@ func (s *scoring) outcome(o fleet.Outcome, of admission.Asker) (stayOut time.Dur
 	if o.Kind == fleet.RequestEnded {
 		return 0
 	}
+	asker := of.Client
+	if !several(&t.callers.served, asker, o.At) {
+		asker = admission.Client{}
+	}
 	var closes closing
 	if o.Kind == fleet.AttemptEnded {
-		t.ends.Add(o.Cause, o.Code, o.HeaderTime)
+		t.ends.Add(o.Cause, o.Code, o.HeaderTime, asker)
 		closes = toldBy(&o)
 		if closes.all > 0 && o.Code == http.StatusTooManyRequests {
 			closes = t.callers.closes(&o, of.Credential, s.beside(o.Endpoint))
@@ -215,10 +225,6 @@ func (s *scoring) outcome(o fleet.Outcome, of admission.Asker) (stayOut time.Dur
 		}
 	}
 	t.closed.outcome(&o, closes)
-	asker := of.Client
-	if !several(&t.callers.served, asker, o.At) {
-		asker = admission.Client{}
-	}
 	t.fails.outcome(&o, asker)
 	return closes.asker
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/own"
 	"github.com/fairlead-proxy/fairlead/scorer"
@@ -59,7 +60,7 @@ func (r *router) ended(g int, ok bool) {
 	r.w.agenda.add(r.w.now+ledgerDelay, ledgerHears, r.id, g)
 	r.outlier.note(g, ok, r.w.now)
 	if !ok {
-		r.ends[g].Add(fleet.CauseReset, 0, 0)
+		r.ends[g].Add(fleet.CauseReset, 0, 0, admission.Client{})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/admission"
 	"github.com/fairlead-proxy/fairlead/fleet"
 	"github.com/fairlead-proxy/fairlead/internal/load"
 	"github.com/fairlead-proxy/fairlead/telemetry/sim/engine"
@@ -320,7 +321,7 @@ func (w *world) stepEnds(i, epoch int) {
 func (w *world) answered(q *request) {
 	r := w.routers[q.router]
 	r.ended(int(q.gpu), true)
-	r.ends[q.gpu].Add(fleet.CauseOK, 0, 0)
+	r.ends[q.gpu].Add(fleet.CauseOK, 0, 0, admission.Client{})
 	first, _ := q.seq.FirstToken()
 	q.ttft = q.sent + first - q.arrived
 	if q.seq.Output > 1 {
