@@ -3,6 +3,7 @@ package envoy
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	matchingv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
@@ -24,6 +25,9 @@ var peekKeys = []string{
 	wire.KeyMaxTokens, wire.KeyMaxCompletionTokens, wire.KeyMaxOutputTokens,
 	wire.KeyModel, wire.KeyStream, wire.KeyN, wire.KeyPromptCacheKey,
 }
+
+// amountKeys are those of them that say how much a request may take.
+var amountKeys = []string{wire.KeyMaxTokens, wire.KeyMaxCompletionTokens, wire.KeyMaxOutputTokens, wire.KeyN}
 
 // declaredBudgets are the spellings of the header that declares an output
 // budget.
@@ -83,6 +87,18 @@ func peek(keys []string) *jsonmetadatav3.JsonToMetadata {
 		}
 	}
 	for _, key := range keys {
+		// Envoy drops strings of more than 8 KiB, and servers in Python read a number
+		// behind any number of blanks or zeros. As a number such a string comes. Where
+		// the string itself comes too it takes the number's place, since ext_proc
+		// reads it as servers do.
+		if slices.Contains(amountKeys, key) {
+			rules.Rules = append(rules.Rules, &jsonmetadatav3.JsonToMetadata_Rule{
+				Selectors: selectors(key),
+				OnPresent: &jsonmetadatav3.JsonToMetadata_KeyValuePair{
+					MetadataNamespace: wire.NamespacePeek, Key: key, Type: jsonmetadatav3.JsonToMetadata_NUMBER,
+				},
+			})
+		}
 		rule := &jsonmetadatav3.JsonToMetadata_Rule{
 			Selectors: selectors(key),
 			OnPresent: &jsonmetadatav3.JsonToMetadata_KeyValuePair{MetadataNamespace: wire.NamespacePeek, Key: key},

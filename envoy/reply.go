@@ -160,6 +160,11 @@ func localReplies() []localReply {
 			status: http.StatusRequestTimeout, code: "timeout",
 			message: "The request was idle for too long: " + detailsOperator + ".",
 		}},
+		// The upload or its headers took too long; Envoy sets no flag for either.
+		{again: true, problem: problem{
+			status: http.StatusRequestTimeout, code: "timeout",
+			message: "The request did not arrive in time: " + detailsOperator + ".",
+		}},
 		{flags: []string{"DPE"}, problem: problem{
 			status: http.StatusBadRequest, code: "bad_request",
 			message: "The request is not valid HTTP: " + detailsOperator + ".",

@@ -43,6 +43,11 @@ routes:
 		{"2^63 in what is nested, with a header", `{"max_tokens":16,"x":[{"y":9223372036854775808}]}`, false, []string{"max_tokens", "16"}, http.StatusBadRequest, "body_not_read"},
 		{"2^63−1, too much", `{"max_tokens":9223372036854775807}`, false, nil, http.StatusBadRequest, "100"},
 		{"1e308, too much", `{"max_tokens":1e308}`, false, nil, http.StatusBadRequest, "100"},
+		// Text that Envoy would drop for its length, and servers in Python read.
+		{"blanks and too much", `{"max_tokens":"` + strings.Repeat(" ", 9000) + `3000"}`, false, nil, http.StatusBadRequest, "100"},
+		{"blanks and too much beside what is small", `{"max_tokens":16,"max_completion_tokens":"` + strings.Repeat(" ", 9000) + `3000"}`, false, nil, http.StatusBadRequest, "100"},
+		{"blanks and little", `{"max_tokens":"` + strings.Repeat(" ", 9000) + `16"}`, false, nil, http.StatusOK, ""},
+		{"null, and long", `{"max_tokens":null,"messages":["` + strings.Repeat("x", 9000) + `"]}`, false, nil, http.StatusOK, ""},
 		{"too long", strings.Repeat(" ", 1_000_000) + large, false, nil, http.StatusBadRequest, "body_not_read"},
 	} {
 		up.Forget()

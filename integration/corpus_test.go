@@ -42,14 +42,16 @@ const corpusDefault = 640
 // default, never the smallest. What differs from that rule is what Envoy's
 // json_to_metadata filter makes possible (measured on Envoy 1.40.0): of
 // duplicate keys the last counts, as for Python's json module, which most
-// servers read with; containers and null are as if absent; a whole number from
-// 2^63 to 2^64−1, or one beyond a double, spoils the whole document.
+// servers read with; containers and null are as if absent, and so is text of more
+// than 8 KiB in which Envoy finds no number; a whole number from 2^63 to 2^64−1,
+// or one beyond a double, spoils the whole document.
 func corpus(t *testing.T) []corpusRow {
 	const (
 		top  = extproc.MaxBudget
 		none = fleet.Tokens(corpusDefault)
 	)
 	long := strings.Repeat("x", 200_000)
+	blanks := strings.Repeat(" ", 9000)
 	r := func(name, body string, budget fleet.Tokens, source extproc.BudgetSource, headers ...string) corpusRow {
 		return corpusRow{name: name, body: body, budget: budget, source: source, headers: headers}
 	}
@@ -87,6 +89,16 @@ func corpus(t *testing.T) []corpusRow {
 		r("max_completion_tokens", `{"max_completion_tokens":512}`, 512, extproc.BudgetBody),
 		r("max_output_tokens", `{"max_output_tokens":512}`, 512, extproc.BudgetBody),
 
+		// Envoy drops text beyond 8 KiB, and takes the number out of it.
+		r("blanks and 9000 as text", asked(`"`+blanks+`9000"`), 9000, extproc.BudgetBody),
+		r("9000 and blanks as text", asked(`"9000`+blanks+`"`), 9000, extproc.BudgetBody),
+		r("newlines and 9000 as text", asked(`"`+strings.Repeat(`\n`, 9000)+`9000"`), 9000, extproc.BudgetBody),
+		r("zeros and 9000 as text", asked(`"`+strings.Repeat("0", 9000)+`9000"`), 9000, extproc.BudgetBody),
+		r("9000 with zeros behind the point as text", asked(`"9000.`+strings.Repeat("0", 9000)+`"`), 9000, extproc.BudgetBody),
+		r("900,000 blanks and 9000 as text", asked(`"`+strings.Repeat(blanks, 100)+`9000"`), 9000, extproc.BudgetBody),
+		r("blanks beside a small number", `{"max_tokens":16,"max_completion_tokens":"`+blanks+`9000"}`, 9000, extproc.BudgetBody),
+		r("blanks in max_output_tokens", `{"max_tokens":16,"max_output_tokens":"`+blanks+`9000"}`, 9000, extproc.BudgetBody),
+
 		// The top level: numbers saturate.
 		r("1e9", asked("1e9"), 1_000_000_000, extproc.BudgetBody),
 		r("2^31−1", asked("2147483647"), top, extproc.BudgetBody),
@@ -96,6 +108,7 @@ func corpus(t *testing.T) []corpusRow {
 		r("20 digits", asked("99999999999999999999"), top, extproc.BudgetBody),
 		r("1e308", asked("1e308"), top, extproc.BudgetBody),
 		r("1e400 as text", asked(`"1e400"`), top, extproc.BudgetBody),
+		r("8,193 digits as text", asked(`"`+strings.Repeat("9", 8193)+`"`), top, extproc.BudgetBody),
 		r("8,000 digits as text", asked(`"`+strings.Repeat("9", 8000)+`"`), top, extproc.BudgetBody),
 
 		// Envoy gives such a document up. Servers may well take it.
@@ -116,10 +129,14 @@ func corpus(t *testing.T) []corpusRow {
 		r("object", asked(`{"value":4}`), none, extproc.BudgetDefault),
 		r("top-level array", `[{"max_tokens":4}]`, none, extproc.BudgetDefault),
 		r("top-level number", `4`, none, extproc.BudgetDefault),
-		r("text beyond 8 KiB", asked(`"`+strings.Repeat("4", 8193)+`"`), none, extproc.BudgetDefault),
+		r("text beyond 8 KiB", asked(`"`+strings.Repeat("x", 8193)+`"`), none, extproc.BudgetDefault),
+		r("blanks and a digit separator as text", asked(`"`+blanks+`9_000"`), none, extproc.BudgetDefault),
+		r("no-break spaces beyond 8 KiB as text", asked(`"`+strings.Repeat(`\u00a0`, 4097)+`9000"`), none, extproc.BudgetDefault),
 
 		// Something is declared that is no budget.
 		r("empty text", asked(`""`), none, extproc.BudgetInvalid),
+		r("blanks and NaN as text", asked(`"`+blanks+`NaN"`), none, extproc.BudgetInvalid),
+		r("blanks and −1 as text", asked(`"`+blanks+`-1"`), none, extproc.BudgetInvalid),
 		r("−1", asked("-1"), none, extproc.BudgetInvalid),
 		r("−0", asked("-0"), none, extproc.BudgetInvalid),
 		r("0", asked("0"), none, extproc.BudgetInvalid),
@@ -199,6 +216,7 @@ func corpus(t *testing.T) []corpusRow {
 		r("null beside a number", `{"max_tokens":null,"max_completion_tokens":30}`, 30, extproc.BudgetBody),
 		r("junk beside a number", `{"max_tokens":"many","max_completion_tokens":30}`, 30, extproc.BudgetBody),
 		times(4, r("n multiplies", `{"max_tokens":100,"n":4}`, 100, extproc.BudgetBody)),
+		times(4, r("n behind blanks as text", `{"max_tokens":100,"n":"`+blanks+`4"}`, 100, extproc.BudgetBody)),
 		times(4, r("n without a budget", `{"n":4}`, none, extproc.BudgetDefault)),
 		r("n of nothing", `{"max_tokens":100,"n":0}`, 100, extproc.BudgetBody),
 		r("n that is no number", `{"max_tokens":100,"n":"x"}`, 100, extproc.BudgetBody),

@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -157,6 +159,85 @@ func TestFactOddMaxTokensValuesAsEnvoyReadsThem(t *testing.T) {
 	e.send(http.MethodPost, "/", bytes.NewReader([]byte(`{"max_tokens": 1}`)), "content-type", "text/plain")
 	if bad, _ := peeked(ep.last(), "error"); bad != true {
 		t.Error("text/plain: no error reported")
+	}
+}
+
+// Text of more than 8 KiB is dropped, and a constant in on_present does not tell
+// that it was there: it is written for every key, there or not, and never
+// on_missing. As a number such text comes as far as C's strtod reads it between
+// ASCII white space; with an underscore or another blank in it, it looks like null.
+func TestFactLongTextComesAsANumberAlone(t *testing.T) {
+	t.Parallel()
+	up := envoytest.NewUpstream(t, nil)
+	ep := newProcessor(t, steerTo(list(up)))
+	rule := func(present, missing string) string {
+		return fmt.Sprintf(`{selectors: [{key: k}], on_present: {metadata_namespace: fairlead.peek, %s}, on_missing: {metadata_namespace: fairlead.peek, key: %s, value: true},
+  on_error: {metadata_namespace: fairlead.peek, key: error, value: true}}`, present, missing)
+	}
+	e := startFacts(t, facts{
+		filters: []string{`{name: envoy.filters.http.json_to_metadata, typed_config: {"@type": ` + typePrefix + `extensions.filters.http.json_to_metadata.v3.JsonToMetadata,
+  request_rules: {rules: [` + strings.Join([]string{
+			rule("key: constant, value: there", "no_constant"),
+			rule("key: plain", "no_plain"),
+			rule("key: text, type: STRING", "no_text"),
+			rule("key: number, type: NUMBER", "no_number"),
+			// The later rule of one key counts, if it writes anything.
+			rule("key: both, type: NUMBER", "no_both"),
+			rule("key: both", "no_both"),
+		}, ", ") + `]}}}`, extProcFilter("")},
+		routes:   []string{clusterRoute(prefix("/"), "a")},
+		clusters: []string{pool("a", "", hostsOf(up)...), ep.cluster()},
+	})
+	blanks := strings.Repeat(" ", 8192)
+	long := func(number any) map[string]any {
+		return map[string]any{"no_plain": true, "no_text": true, "number": number, "both": number, "no_both": true}
+	}
+	none := map[string]any{"no_plain": true, "no_text": true, "no_number": true, "no_both": true}
+	short := func(plain any, text string, number any) map[string]any {
+		m := map[string]any{"plain": plain, "text": text, "number": number, "both": plain}
+		if number == nil {
+			delete(m, "number")
+			m["no_number"], m["no_both"] = true, true
+		}
+		if text == "" {
+			delete(m, "text") // and nothing says so
+		}
+		return m
+	}
+	for _, c := range []struct {
+		name, body string
+		want       map[string]any
+	}{
+		{"number", `{"k":5}`, short(5.0, "5", 5.0)},
+		{"true", `{"k":true}`, short(true, "1", 1.0)},
+		{"text", `{"k":"5"}`, short("5", "5", 5.0)},
+		{"text that is no number", `{"k":"9_0"}`, short("9_0", "9_0", nil)},
+		{"empty text", `{"k":""}`, short("", "", nil)},
+		{"8,192 bytes", `{"k":"` + blanks[1:] + `9"}`, short(blanks[1:]+"9", blanks[1:]+"9", 9.0)},
+		{"8,193 bytes", `{"k":"` + blanks + `9"}`, long(9.0)},
+		{"900,000 bytes", `{"k":"` + strings.Repeat(" ", 900_000) + `9000"}`, long(9000.0)},
+		{"escaped newlines before it", `{"k":"` + strings.Repeat(`\n`, 8192) + `9"}`, long(9.0)},
+		{"blanks behind it", `{"k":"9` + blanks + `"}`, long(9.0)},
+		{"zeros before it", `{"k":"` + strings.Repeat("0", 8192) + `9"}`, long(9.0)},
+		{"zeros behind its point", `{"k":"9.` + strings.Repeat("0", 8192) + `"}`, long(9.0)},
+		{"digits", `{"k":"` + strings.Repeat("9", 8193) + `"}`, long("Infinity")},
+		{"no number", `{"k":"` + blanks + `nan"}`, long("NaN")},
+		{"an underscore", `{"k":"` + blanks + `9_0"}`, none},
+		{"no-break spaces", `{"k":"` + strings.Repeat(`\u00a0`, 4096) + `9"}`, none},
+		{"long text that is no number", `{"k":"` + blanks + `x"}`, none},
+		{"null", `{"k":null}`, none},
+		{"object", `{"k":{"a":1}}`, none},
+		{"array", `{"k":[1]}`, none},
+		{"absent", `{"x":1}`, none},
+	} {
+		if got := e.postJSON("/", c.body); got.status != 200 {
+			t.Errorf("%s: status %d", c.name, got.status)
+		}
+		c.want["constant"] = "there"
+		got := ep.last().GetMetadataContext().GetFilterMetadata()["fairlead.peek"].AsMap()
+		if !maps.Equal(got, c.want) {
+			t.Errorf("%s: %.300v; want %.300v", c.name, got, c.want)
+		}
 	}
 }
 

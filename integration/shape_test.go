@@ -1112,6 +1112,63 @@ func TestShapeKeepsTheRequestIDOfTrustedCallers(t *testing.T) {
 	}
 }
 
+// A request that doesn't arrive in time is answered in the caller's dialect,
+// whether Envoy waits for its body or passes that on, and the caller may come back.
+func TestShapeAnswersStalledUploadsInTheDialect(t *testing.T) {
+	s := onePool(envoytest.NewUpstream(t, nil))
+	s.text = strings.Replace(s.text, "{ address: 127.0.0.1:1 }", "{ address: 127.0.0.1:1, uploadTimeout: 1s }", 1)
+	e := startShape(t, s, nobody(t))
+	const (
+		head = " HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+		held = head + "content-length: 100\r\n\r\n{"
+		on   = head + "transfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+	)
+	var all sync.WaitGroup
+	defer all.Wait()
+	for request, dialect := range map[string]fleet.Dialect{
+		"POST /v1/chat/completions" + held: fleet.DialectOpenAI,
+		"POST /v1/messages" + held:         fleet.DialectAnthropic,
+		"POST /v1/chat/completions" + on:   fleet.DialectOpenAI,
+		"POST /v1/messages" + on:           fleet.DialectAnthropic,
+		"POST /nowhere" + held:             fleet.DialectOpenAI,
+		// Not even the headers came: there is neither a route nor an id.
+		"POST /v1/messages" + head: 0,
+	} {
+		c, err := net.Dial("tcp", e.addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // a hang is the failure
+		all.Go(func() {
+			defer c.Close()
+			a, err := askRaw(c, request)
+			switch {
+			case err != nil:
+				t.Errorf("%q: %v", request, err)
+			case dialect == 0:
+				expectHeader(t, a, "Content-Type", "application/json")
+			default:
+				expectError(t, a, http.StatusRequestTimeout, dialect, "request_overall_timeout")
+			}
+			expectSoon(t, a)
+		})
+	}
+}
+
+// askRaw sends bytes and reads an answer.
+func askRaw(c io.ReadWriter, request string) (answer, error) {
+	if _, err := io.WriteString(c, request); err != nil {
+		return answer{}, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return answer{}, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return answer{status: response.StatusCode, header: response.Header, body: string(text)}, err
+}
+
 func TestShapeTurnsAConcurrencyLimitInto429(t *testing.T) {
 	release := make(chan struct{})
 	up := envoytest.NewUpstream(t, nil)
