@@ -102,9 +102,9 @@ func overloadedUnless(header, harmless, value string) string {
 		overloaded, header, harmless, value, aWait))
 }
 
-// aWait is what a retry-after looks like that callers can use: a number, or a date of HTTP,
-// which begins so.
-const aWait = "^([0-9.]+$|Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+// aWait is what a retry-after looks like that callers can use: a number, of several the
+// first (Envoy's expressions join header lines by commas), or a date of HTTP, which begins so.
+const aWait = "^([0-9.]+ *(,|$)|Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 
 // cel is the command operator that prints an expression's value.
 func cel(expression string) string {

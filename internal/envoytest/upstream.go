@@ -198,7 +198,7 @@ func JSON(body string) http.Handler {
 func Status(code int, body string, headers ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for i := 0; i+1 < len(headers); i += 2 {
-			w.Header().Set(headers[i], headers[i+1])
+			w.Header().Add(headers[i], headers[i+1])
 		}
 		w.Header().Set("content-length", strconv.Itoa(len(body)))
 		w.WriteHeader(code)
