@@ -212,7 +212,8 @@ func (t *table) ratios(line func(string, ...any)) {
 				ratio(net), net.n, t.rounds, b.verdict(net, t.rounds), ratio(gross), gross.n, t.rounds, b.verdict(gross, t.rounds))
 		}
 	}
-	line("\nAdded median latency, Fairlead's over the other's; added is what comes on top of \"no ext_proc\" in the same round:\n")
+	line("\nAdded median latency, Fairlead's over the other's; added is what comes on top of \"no ext_proc\" in the same round.\n" +
+		"A server \"with none\" has another Envoy configuration: what Envoy itself takes for its logs is in that ratio too.\n")
 	line("| latency ratio | requests/s | bar | ratio | valid | |")
 	line("|---|--:|--:|--:|--:|---|")
 	for _, b := range latencyBars {
