@@ -1137,14 +1137,8 @@ func TestShapeAnswersStalledUploadsInTheDialect(t *testing.T) {
 		// Not even the headers came: there is neither a route nor an id.
 		"POST /v1/messages" + head: 0,
 	} {
-		c, err := net.Dial("tcp", e.addr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // a hang is the failure
 		all.Go(func() {
-			defer c.Close()
-			a, err := askRaw(c, request)
+			a, err := spoken(e.addr.String(), request)
 			switch {
 			case err != nil:
 				t.Errorf("%q: %v", request, err)
@@ -1156,20 +1150,6 @@ func TestShapeAnswersStalledUploadsInTheDialect(t *testing.T) {
 			expectSoon(t, a)
 		})
 	}
-}
-
-// askRaw sends bytes and reads an answer.
-func askRaw(c io.ReadWriter, request string) (answer, error) {
-	if _, err := io.WriteString(c, request); err != nil {
-		return answer{}, err
-	}
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		return answer{}, err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	return answer{status: response.StatusCode, header: response.Header, body: string(text)}, err
 }
 
 func TestShapeTurnsAConcurrencyLimitInto429(t *testing.T) {

@@ -57,7 +57,7 @@ func NewEnds(every time.Duration) Ends { return Ends{ring: make([]bucket, max(1,
 // start to the response headers, 0 if none came. A 500 is how vLLM and SGLang
 // report an engine that ran out of memory; Envoy's log has the status and not the
 // text, so any 500 counts towards the streak, and anything else but a failed
-// connection ends it. What the caller or Envoy itself ended is no attempt that
+// connection or a timeout ends it. What the caller or Envoy itself ended is no attempt that
 // says anything; its headers still count.
 //
 // A request may bring about that the server breaks its connection. So broken
